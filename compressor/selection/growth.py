@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,7 @@ from compressor.deltas.links import Change, Delta
 from compressor.deltas.sources import top_mask
 from compressor.errors import UserError
 from compressor.models.anatomy import Matrix
+from compressor.selection.allocation import RECORDED, recorded_steps, sparsity_entropy, tensor_sparsity
 from compressor.selection.finite import require_finite
 from compressor.selection.gradients import Heuristic
 
@@ -66,14 +68,16 @@ class Growth(Change):
     `values` (B,) is the one parameter; `matrix` (B,) is the number of an entry's matrix, `index` (B,) its flat index there;
     the first `count` are in use. `schedule` determines when their number grows; with `repeat` all are chosen again each time,
     and deselected entries return to their initial value. With `freeze` they stop at the value that they have: it is then in
-    `stopped_N` (out, in) of matrix N, from which it goes on if the entry is chosen again.
+    `stopped_N` (out, in) of matrix N, from which it goes on if the entry is chosen again. `allotted` (RECORDED, 1 + matrices)
+    holds steps, from 1, and how many entries each matrix had then; 0 behind the last one.
     """
 
     kind = "growth"
 
     @property
     def moving(self) -> tuple[str, ...]:
-        return ("matrix", "index", "count", *(f"stopped_{number}" for number in range(len(self.matrices) * self.freeze)))
+        stopped = (f"stopped_{number}" for number in range(len(self.matrices) * self.freeze))
+        return ("matrix", "index", "count", "allotted", *stopped)
 
     def __init__(
         self,
@@ -93,6 +97,7 @@ class Growth(Change):
         self.register_buffer("matrix", torch.zeros(budget, dtype=torch.int32, device=like.device))
         self.register_buffer("index", torch.zeros(budget, dtype=torch.int64, device=like.device))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("allotted", torch.zeros(RECORDED, 1 + len(matrices), dtype=torch.int64, device=like.device))
         self.heuristic, self.repeat, self.freeze, self.group = heuristic, repeat, freeze, group
         for number, matrix in enumerate(matrices if freeze else ()):
             self.register_buffer(f"stopped_{number}", torch.zeros_like(matrix.original, memory_format=torch.contiguous_format))
@@ -109,6 +114,39 @@ class Growth(Change):
     def stopped_values(self, number: int) -> Tensor | None:
         """Values (out, in) at which deselected entries of matrix `number` stopped, 0 elsewhere; None without `freeze`."""
         return self.get_buffer(f"stopped_{number}") if self.freeze else None
+
+    def record(self, row: int, step: int) -> None:
+        """Write into a row of `allotted` how many entries each matrix has in a step; those that stopped moved, too."""
+        numbers = self.matrix[: int(self.count)].long()
+        counts = torch.zeros_like(self.allotted[row, 1:]).index_add_(0, numbers, torch.ones_like(numbers))
+        if self.freeze:
+            counts += torch.stack([self.stopped_values(number).count_nonzero() for number in range(len(self.matrices))])
+        self.allotted[row, 0], self.allotted[row, 1:] = step, counts
+
+    @property
+    def allocation(self) -> dict[str, Any]:
+        """The recorded steps and their statistics, as JSON: the `budget`; `matrices` with path, module and entries; of each of
+        `steps` the entries of Ω in all, the share of matrices without any, the entropy of the shares, and the entries in each
+        matrix."""
+        sizes = [matrix.original.numel() for matrix in self.matrices]
+        rows = [(step, counts) for step, *counts in self.allotted.tolist() if step]
+        return {
+            "budget": len(self.values),
+            "matrices": [
+                {"path": matrix.path, "module": matrix.name, "entries": size}
+                for matrix, size in zip(self.matrices, sizes, strict=True)
+            ],
+            "steps": [
+                {
+                    "step": step,
+                    "chosen": sum(counts),
+                    "tensor_sparsity": tensor_sparsity(counts),
+                    "entropy": sparsity_entropy(counts, sizes),
+                    "entries": counts,
+                }
+                for step, counts in rows
+            ],
+        }
 
     def by_matrix(self, values: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Path of each matrix, and the part of a vector (B,) that belongs to its chosen entries."""
@@ -170,12 +208,14 @@ class Growing(Delta):
 
 @dataclass(frozen=True)
 class Grower:
-    """A growth and its size at each step; `on_stop` is called with each of `stops` before Ω grows beyond it."""
+    """A growth and its size at each step; `on_stop` is called with each of `stops` before Ω grows beyond it. The allocation is
+    recorded in the steps `recorded`."""
 
     growth: Growth
     targets: dict[int, int]
     stops: Collection[int] = ()
     on_stop: Callable[[int], None] = lambda places: None
+    recorded: tuple[int, ...] = ()
 
     def before(self, step: int) -> None:
         """Start recording the gradients of `step` (from 1) if entries are chosen in it."""
@@ -226,6 +266,8 @@ class Grower:
         growth.matrix[slots], growth.index[slots] = number.to(torch.int32), fresh - starts[number]
         growth.values.grad[slots] = torch.cat([gradient.flatten() for gradient in gradients])[fresh]
         growth.count.fill_(self.targets[step])
+        if step in self.recorded:
+            growth.record(self.recorded.index(step), step)
 
 
 def _swap_frozen(growth: Growth, slots: Tensor, starts: Tensor, fresh: Tensor) -> None:
@@ -277,7 +319,7 @@ def grower_of(
     if missed:
         what = f"Ω is never exactly {missed[0]} places: it grows {len(targets)} times to {budget}"
         raise UserError("E408", what, "Drop that checkpoint, or train longer")
-    return Grower(growth, dict.fromkeys(targets, budget) if growth.repeat else targets, stops, on_stop)
+    return Grower(growth, dict.fromkeys(targets, budget) if growth.repeat else targets, stops, on_stop, recorded_steps(targets))
 
 
 class ScalarAdamW(torch.optim.AdamW):

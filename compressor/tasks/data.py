@@ -44,14 +44,21 @@ limits the rows."""
 
 @dataclass(frozen=True)
 class TokenRows:
-    """One split as tokens: unpadded rows, and labels (rows, ...) of a kind of task (`compressor.tasks.predictions`)."""
+    """One split as tokens: unpadded rows, and labels (rows, ...) of a kind of task (`compressor.tasks.predictions`);
+    `items` are its prompts that are scored by decoding, if any."""
 
     tokens: list[dict[str, list[int]]]
     labels: np.ndarray
     kind: TaskKind
+    items: Sequence[PromptItem] = ()
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def prompts(self) -> list[list[int]]:
+        """The tokens of the prompts in `items`."""
+        return prompt_tokens(self.tokens, self.labels, self.items)
 
     def sample(self, count: int) -> TokenRows:
         """`count` rows evenly spread over the lengths, so that both short and long rows are included."""
@@ -110,19 +117,13 @@ class MetricInputs:
 @dataclass(frozen=True)
 class Data:
     """Both splits, the label names in the order of the model's outputs, the id that pads input_ids, and the vocabulary's size
-    if its tokens are the outputs, which then have no names; `items` are the validation prompts scored by decoding, if any."""
+    if its tokens are the outputs, which then have no names."""
 
     train: TokenRows
     validation: TokenRows
     label_names: list[str]
     pad_id: int
     vocabulary: int = 0
-    items: Sequence[PromptItem] = ()
-
-    @property
-    def prompts(self) -> list[list[int]]:
-        """The tokens of the prompts in `items`."""
-        return prompt_tokens(self.validation.tokens, self.validation.labels, self.items)
 
     @property
     def kind(self) -> TaskKind:
@@ -159,26 +160,31 @@ def read_data(folder: Path, config: TaskConfig) -> Data:
     splits = ((task.train, config.train), (task.validation, config.validation))
     train, validation = _all_tokenized(tokenizer, folder, splits, config, kind_for(config, task.label_names))
     pad_id = padding_id(model, folder)
-    data = Data(train, validation, task.label_names, pad_id, 0 if task.label_names else model.vocab_size)
-    return data if config.decode is None else _with_items(data, task.validation, config, model)
+    if config.decode is not None:
+        validation = _with_items(validation, task.validation, config, config.validation, model)
+    return Data(train, validation, task.label_names, pad_id, 0 if task.label_names else model.vocab_size)
 
 
-def _with_items(data: Data, validation: Split, config: TaskConfig, model: PretrainedConfig) -> Data:
-    """The same with the prompts that `config.decode` scores. Raises UserError E241."""
-    decoded = replace(data, items=items_of(validation, config.decode))
+def _with_items(rows: TokenRows, split: Split, config: TaskConfig, path: Path, model: PretrainedConfig) -> TokenRows:
+    """The rows of a file with the prompts that `config.decode` scores. Raises UserError E241."""
+    decoded = replace(rows, items=items_of(split, config.decode))
     most = row_of(model.model_type).most_tokens(model.to_dict())
-    check_positions(decoded.prompts, config.decode, most, config.validation)
+    check_positions(decoded.prompts, config.decode, most, path)
     return decoded
 
 
 def read_test_rows(folder: Path, config: TaskConfig, names: list[str]) -> dict[str, TokenRows]:
-    """The files that are only scored, by name, as tokens of the model in `folder`; `names` are the labels of its outputs.
-    Raises UserErrors E2xx."""
+    """The files that are only scored, by name, as tokens of the model in `folder`; `names` are the labels of its outputs. Their
+    prompts are scored where the main metric is of generated texts. Raises UserErrors E2xx."""
     if not config.tests:
         return {}
     tests, kind = read_tests(config, names), kind_for(config, names)
     splits = [(split, config.tests[name]) for name, split in tests.items()]
-    return dict(zip(tests, _all_tokenized(task_tokenizer(folder, kind), folder, splits, config, kind), strict=True))
+    rows = _all_tokenized(task_tokenizer(folder, kind), folder, splits, config, kind)
+    if kind.metric.of_texts:
+        files = zip(rows, splits, strict=True)
+        rows = [_with_items(of, split, config, path, config_of(folder)) for of, (split, path) in files]
+    return dict(zip(tests, rows, strict=True))
 
 
 def tokenized(folder: Path, split: Split, config: TaskConfig, path: Path) -> TokenRows:

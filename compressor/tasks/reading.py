@@ -67,9 +67,12 @@ def _read(task: TaskConfig, tests: Mapping[str, Path]) -> TaskData:
     columns = _columns_of(paths, task)
     names = kind_of(task.kind).outputs(task, [label for _, _, label in columns[0]])
     kind = kind_for(task, names)
-    train, validation, *_ = (_split(path, rows, names, task) for path, rows in zip(paths, columns, strict=True))
+    train, validation, *scored = (_split(path, rows, names, task) for path, rows in zip(paths, columns, strict=True))
     if task.decode:
-        check_references(validation, task.decode, task.validation)
+        # files that are only scored are scored by texts where these give the main metric
+        decoded = (validation, *(scored if kind.metric.of_texts else ()))
+        for split, path in zip(decoded, paths[1:], strict=False):
+            check_references(split, task.decode, path)
     return TaskData(train if task.subset is None else _drawn(train, task.subset, names, task.train, kind), validation, names)
 
 

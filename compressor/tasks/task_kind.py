@@ -33,13 +33,14 @@ Column = Sequence[tuple[int, Any]]
 
 @dataclass(frozen=True)
 class Metric:
-    """A quality metric. Of a kind's main metric, larger is better: one that falls is negated or inverted.
+    """A quality metric. Larger is better, unless it `falls`: such a one can be a main metric only if it is of texts.
 
     `value` takes the two arrays (rows, ...) that the kind's `metric_inputs` computes from outputs and labels. `key` names it
-    in metadata, `name` in sentences; it is shown times 100, followed by `unit`, and in a summary with `aside`, the same in
+    in metadata, `name` in sentences; it is shown times `scale`, followed by `unit`, and in a summary with `aside`, the same in
     other words. `note` is an explanation for readers of a report. `chance` is the value of a constant prediction for every
     row, if a trained model cannot have the same value. `of_class`: it judges one of two classes, whose index `value` takes as
-    `positive`. `falls`: smaller is better, so it cannot be a main metric. `grain` is the kind's, for this metric.
+    `positive`. `grain` is the kind's, for this metric. `of_texts`: `value` takes the figures of generated texts
+    (`TextMetric.statistics`), so it is measured only where texts are generated.
     """
 
     key: str
@@ -52,6 +53,13 @@ class Metric:
     of_class: bool = False
     falls: bool = False
     grain: Callable[[np.ndarray], float] | None = None
+    scale: float = 100.0
+    of_texts: bool = False
+
+    @property
+    def times(self) -> str:
+        """'× 100' where a reader would not expect values to be shown times 100, otherwise empty."""
+        return "" if self.unit or self.of_texts else "× 100"
 
 
 @dataclass(frozen=True)
@@ -108,7 +116,8 @@ class TaskKind:
     - `names_classes`: whether a cell of the label column is a class, of which all must be written alike (E235);
     - `shares_base`: whether a model of several `tasks` may have one of this kind;
     - `metrics`: the first is the one for checks, intervals and reports, unless a task chooses another;
-    - `further`: metrics that are measured, too, where a task chooses its metric: all are made of `metric_inputs`;
+    - `further`: metrics that are measured, too, where a task chooses its metric: all are made of `metric_inputs`, but those
+      of generated texts;
     - `predicted_labels`: outputs -> the labels that the model itself predicts;
     - `prediction`: (the outputs' names, one row of outputs, the text and its `tokenizers.Encoding`) -> the prediction for a
       client, a dataclass printed by `str`; raises UserError E717;
@@ -165,9 +174,14 @@ class TaskKind:
         return self.metrics[0]
 
     @property
+    def output_metric(self) -> Metric:
+        """The first metric of outputs: the main one, unless that is of generated texts."""
+        return next(metric for metric in self.metrics if not metric.of_texts)
+
+    @property
     def gate(self) -> Metric:
         """The metric whose loss is bounded when the precision changes."""
-        return self.gates or self.metric
+        return self.gates or self.output_metric
 
     @property
     def generates(self) -> bool:
@@ -192,7 +206,7 @@ class TaskKind:
     @property
     def choices(self) -> list[Metric]:
         """The metrics that a task may choose as its main one."""
-        return [metric for metric in (*self.metrics, *self.further) if not metric.falls]
+        return [metric for metric in (*self.metrics, *self.further) if metric.of_texts or not metric.falls]
 
     def with_metric(self, key: str, positive: int = 1, binary: bool = True) -> TaskKind:
         """The same kind with another main metric, and all others beside it; those of one class only where the task is `binary`,
@@ -209,9 +223,10 @@ class TaskKind:
         )
 
     def quality(self, predicted: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
-        """Every metric of the arrays from `metric_inputs`, the main one with its 95 % bootstrap interval, as recorded in
-        metadata and reports."""
-        main, values = self.metric, {metric.key: metric.value(predicted, labels) for metric in self.metrics}
+        """Every metric of the arrays from `metric_inputs`, the first with its 95 % bootstrap interval, as recorded in metadata
+        and reports."""
+        main, measured = self.output_metric, [metric for metric in self.metrics if not metric.of_texts]
+        values = {metric.key: metric.value(predicted, labels) for metric in measured}
         return {
             main.key: values.pop(main.key),
             "interval": list(interval(main.value, predicted, labels)),
@@ -224,9 +239,9 @@ class TaskKind:
         return any(metric.chance is not None and quality.get(metric.key) == metric.chance for metric in self.metrics)
 
     def change(self, candidate: np.ndarray, reference: np.ndarray, labels: np.ndarray, **options: int) -> tuple[float, float]:
-        """95 % paired bootstrap interval over rows of the change of the main metric between the `metric_inputs` of two models;
+        """95 % paired bootstrap interval over rows of the change of `output_metric` between the `metric_inputs` of two models;
         options of `difference_interval`."""
-        return difference_interval(self.metric.value, candidate, reference, labels, **options)
+        return difference_interval(self.output_metric.value, candidate, reference, labels, **options)
 
 
 def one_label(read: Callable[[object], Any], valid: str, fix: str) -> Callable[..., Example]:
@@ -255,12 +270,16 @@ def kind_for(task: TaskConfig, names: Sequence[str] | None = None) -> TaskKind:
     """The kind of a task with the metric that the task chooses, among the labels `names` of its training rows.
 
     Without `names` metrics have their names, but not their positive class. Raises UserError E119 for a metric that the kind
-    lacks, E217 for one of two classes where there are others, E218 for an unknown positive class.
+    lacks, or of texts that the task does not generate or score by it; E217 for one of two classes where there are others, E218
+    for an unknown positive class.
     """
     kind = kind_of(task.kind)
     key, choices = task.metric or kind.metric.key, {metric.key: metric for metric in kind.choices}
     if key not in choices:
         raise UserError("E119", f"{key!r:.60} is not a metric of a {task.kind}", f"Metrics: {', '.join(choices)}")
+    if choices[key].of_texts and (task.decode is None or key not in task.decode.metrics):
+        fix = f"Add it to metrics of decode: {{metrics: [{key}]}}"
+        raise UserError("E119", f"the metric {key} is of generated texts, and decode does not compute it", fix)
     if task.positive is not None and not choices[key].of_class:
         used = [metric.key for metric in choices.values() if metric.of_class]
         fix = "Remove positive" + (f", or choose metric {' or '.join(used)}" if used else "")

@@ -20,14 +20,14 @@ KEPT, EVALUATIONS = "kept.safetensors", "evaluations.json"
 
 
 class KeepBest(TrainerCallback):
-    """Callback that keeps a copy of the trained parameters where `measure` (model -> value, larger is better) is highest.
+    """Callback that keeps a copy of the trained parameters where `measure` (model -> value) is highest; lowest if it `falls`.
 
     It evaluates after each `every` steps and after the last one. Of equal values the first counts. After `patience`
     evaluations without improvement the training ends. A checkpoint holds the copy, so a resumed training keeps the same one.
     """
 
-    def __init__(self, measure: Callable[[nn.Module], float], every: int, patience: int | None = None):
-        self.measure, self.every, self.patience = measure, every, patience
+    def __init__(self, measure: Callable[[nn.Module], float], every: int, patience: int | None = None, *, falls: bool = False):
+        self.measure, self.every, self.patience, self.falls = measure, every, patience, falls
         self.evaluations: list[dict[str, Any]] = []
         """{"step", "value"} of every evaluation."""
         self.kept: dict[str, Tensor] = {}
@@ -35,8 +35,9 @@ class KeepBest(TrainerCallback):
     @property
     def best(self) -> int:
         """Index of the best evaluation."""
-        values = [-math.inf if math.isnan(evaluation["value"]) else evaluation["value"] for evaluation in self.evaluations]
-        return values.index(max(values))
+        gains = [-evaluation["value"] if self.falls else evaluation["value"] for evaluation in self.evaluations]
+        gains = [-math.inf if math.isnan(gain) else gain for gain in gains]
+        return gains.index(max(gains))
 
     def on_step_end(self, args, state, control, model=None, **kwargs):
         if state.global_step % self.every and state.global_step < state.max_steps:

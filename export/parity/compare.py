@@ -176,7 +176,7 @@ def compare(
     reference, candidate = reference.astype(np.float64), candidate.astype(np.float64)
     difference = np.abs(candidate - reference)
     (ours, targets), (theirs, _) = (task.metric_inputs(outputs, labels) for outputs in (reference, candidate))
-    before, after = (task.metric.value(predicted, targets) for predicted in (ours, theirs))
+    before, after = (task.output_metric.value(predicted, targets) for predicted in (ours, theirs))
     if bound.difference is None:
         facts, failed, noise = _of_a_precision(bound, reference, candidate, unlabelled, task)
         facts["loss"] = loss = loss_of(bound, task, ours, theirs, targets)

@@ -147,7 +147,13 @@ def metrics(as_json: bool) -> None:
     from compressor.tasks.task_kind import kind_of
 
     rows = [
-        {"kind": name, "metric": metric.key, "name": metric.name, "default": metric is kind_of(name).metric}
+        {
+            "kind": name,
+            "metric": metric.key,
+            "name": metric.name,
+            "default": metric is kind_of(name).metric,
+            "of_texts": metric.of_texts,
+        }
         for name in KINDS
         for metric in kind_of(name).choices
     ]
@@ -155,7 +161,8 @@ def metrics(as_json: bool) -> None:
         click.echo(json.dumps(rows, indent=1))
         return
     for row in rows:
-        click.echo(f"{row['kind']:<15} {row['metric']:<17} {row['name']}{' (default)' if row['default'] else ''}")
+        note = " (default)" if row["default"] else " (of the texts of task.decode)" if row["of_texts"] else ""
+        click.echo(f"{row['kind']:<15} {row['metric']:<17} {row['name']}{note}")
 
 
 def _merges(mergeable: bool | dict[str, bool]) -> str:

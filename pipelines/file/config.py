@@ -12,6 +12,7 @@ from compressor.errors import UserError, UserErrors
 from compressor.models.architectures import Architecture, add_row
 from compressor.models.row_file import read_row
 from compressor.tasks import TaskConfig
+from compressor.tasks.task_kind import kind_for
 from pipelines.engine import stage as stage_table
 from pipelines.engine.stage import Entry, Problem, Stage, StageConfig, load_stage
 from pipelines.file.data_sources import expand_glue, fetch_all, use_hub_files
@@ -166,12 +167,18 @@ def _with_files(entry: Entry, folder: Path) -> Entry:
 
 
 def _unfit_faults(source: YamlSource, entries: Sequence[Entry], top: PipelineFile) -> Iterator[UserError]:
-    """Fault of the first stage that does not support one task, or many, or its kind: the others would repeat it."""
+    """Fault of the first stage that does not support one task, or many, its kind or its main metric: the others would repeat
+    it."""
     kinds = [task.kind for task in (top.tasks or {"task": top.task}).values()]
     for place, entry in enumerate(entries):
         for problem in entry.row.with_tasks(entry.config, top.tasks is not None, kinds):
             where = source.where(source.locate(("stages", place, entry.name, *problem.key)))
             yield UserError(problem.code, problem.what, problem.fix, where)
+            return
+        if entry.row.produces == "measurements" and top.task and kind_for(top.task).metric.of_texts:
+            what = f"a benchmark measures files by their outputs, and the main metric {top.task.metric} is of generated texts"
+            fix = "Remove metric from the task, whose texts are scored all the same, or remove the benchmark"
+            yield UserError("E243", what, fix, source.where(("stages", place)))
             return
 
 

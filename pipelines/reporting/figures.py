@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from export.runtimes.runtime_registry import RUNTIMES
-from pipelines.reporting.format import hundredths, sentence, significant
+from pipelines.reporting.format import scaled, sentence, significant
 
 Record = dict[str, Any]
 
@@ -75,10 +75,10 @@ def whisker(low: list[float], high: list[float], axis: str = "y") -> Record:
     return {f"error_{axis}": {**bars, "color": "#6b7788"}}
 
 
-def interval_whisker(qualities: list[Record], key: str) -> Record:
-    """Error bars, times 100, of a metric with its intervals."""
-    low = [100 * (row[key] - row["interval"][0]) for row in qualities]
-    return whisker(low, [100 * (row["interval"][1] - row[key]) for row in qualities])
+def interval_whisker(qualities: list[Record], key: str, scale: float = 100) -> Record:
+    """Error bars, times `scale`, of a metric with its intervals."""
+    low = [scale * (row[key] - row["interval"][0]) for row in qualities]
+    return whisker(low, [scale * (row["interval"][1] - row[key]) for row in qualities])
 
 
 def grid(report: Record) -> list[tuple[int, int]]:
@@ -155,27 +155,32 @@ def stored(report: Record) -> Figure:
     return Figure("stored", "Stored bytes", "Bytes of the weights on disk, in MB (10⁶). Shorter is better.", data, frame)
 
 
+def rows_of(metric: Record) -> str:
+    """What the main metric is measured on."""
+    return "prompts" if "outputs" in metric else "rows"
+
+
 def quality(report: Record) -> Figure | None:
     rows, metric = report["quality_by_stage"], report["metric"]
     if not rows:
         return None
-    key = metric["key"]
+    key, scale = metric["key"], metric.get("scale", 100)
     trace = {
         "type": "scatter",
         "mode": "lines+markers",
         "x": [row["stage"] for row in rows],
-        "y": [100 * row[key] for row in rows],
+        "y": [scale * row[key] for row in rows],
         "marker": {"size": 9, "color": COMPRESSED},
         "line": {"color": COMPRESSED, "width": 1.5},
         "hoverinfo": "x+y",
-        **interval_whisker(rows, key),
+        **interval_whisker(rows, key, scale),
     }
-    level = 100 * rows[0][key]
+    level = scale * rows[0][key]
     line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": level, "y1": level}
     frame = layout(yaxis={"title": {"text": metric["axis"]}}, xaxis={"showgrid": False}, showlegend=False)
     frame["shapes"] = [{**line, "line": {"color": DENSE, "width": 1.2, "dash": "dot"}}]
-    caption = f"{sentence(metric['title'])} after each stage with its 95 % interval on {rows[0]['rows']:,} rows; "
-    caption += f"dotted: {rows[0]['stage']}, {hundredths(rows[0][key], metric['unit'])}."
+    caption = f"{sentence(metric['title'])} after each stage with its 95 % interval on {rows[0]['rows']:,} {rows_of(metric)}; "
+    caption += f"dotted: {rows[0]['stage']}, {scaled(rows[0][key], scale, metric['unit'])}."
     return Figure("quality", "Quality, stage by stage", caption, [trace], frame)
 
 

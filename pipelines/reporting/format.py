@@ -63,7 +63,12 @@ def smaller(before: float, after: float, digits: int = 3) -> str:
 
 def hundredths(value: float, unit: str = "") -> str:
     """Times 100: 0.8601 -> '86.0', with a unit behind it: '86.0 %'."""
-    return f"{100 * value:.1f}{unit}"
+    return scaled(value, 100, unit)
+
+
+def scaled(value: float, scale: float, unit: str = "") -> str:
+    """A metric as it is printed: BLEU 0.6841 -> '68.4' (times 100), NIST 8.623 -> '8.62' (times 1)."""
+    return f"{scale * value:.{1 if scale > 1 else 2}f}{unit}"
 
 
 def sentence(words: str) -> str:
@@ -83,9 +88,9 @@ def points(difference: float, unit: str = " points") -> str:
     return f"{sign}{abs(value):.1f}{unit}"
 
 
-def interval(low: float, high: float) -> str:
+def interval(low: float, high: float, scale: float = 100) -> str:
     """(0.835, 0.884) -> '83.5 to 88.4'."""
-    return f"{100 * low:.1f} to {100 * high:.1f}"
+    return f"{scaled(low, scale)} to {scaled(high, scale)}"
 
 
 def verdict(low: float, high: float, than: str = "dense") -> str:

@@ -9,6 +9,7 @@ from export.runtimes.runtime_registry import RUNTIMES, hop_of
 from pipelines.engine.stage import Artifact, Inputs
 from pipelines.reporting.candidates import Record, cells_of, find, p50, without_samples
 from pipelines.reporting.generated import generated_record
+from pipelines.reporting.growth_report import allocation_record
 from pipelines.reporting.kept import layers_left
 from pipelines.reporting.summary import density, gain_steps, summary
 from pipelines.reporting.words import headline, kept_note, left_out_note, notes, rival_note, teacher_note
@@ -83,6 +84,7 @@ def trained_facts(inputs: Inputs) -> Record:
         "parity": [{"stage": a.entry, **record} for a in inputs.artifacts for record in a.metadata.get("parity", [])],
         "stages": [{"id": a.entry, "stage": a.stage, "artifact": a.id} for a in inputs.artifacts],
         "losses": {a.entry: a.metadata["losses"] for a in inputs.artifacts if a.metadata.get("losses")},
+        **allocation_record(inputs),
     }
 
 
@@ -139,23 +141,27 @@ def task_facts(inputs: Inputs) -> Record:
 
 def metric_facts(inputs: Inputs) -> Record:
     """Names of the main metric: the key of its values, in a sentence, as a column title, as an axis title; those of every
-    metric; and the name of the agreement of two models."""
+    metric; and the name of the agreement of two models. If the main metric is of generated texts, also the factor by which it
+    is printed, and the metric of the checks, which compare outputs."""
     kind = kind_for(inputs.task)
-    metric = kind.metric
+    metric, outputs = kind.metric, kind.output_metric
+    every = [one for one in kind.choices if one is metric or not one.of_texts]
+    of_texts = {"scale": metric.scale, "outputs": {"title": title_of(outputs), "unit": outputs.unit}}
     return {
         "key": metric.key,
         "name": metric.name,
         "unit": metric.unit,
         "title": title_of(metric),
-        "every": [{"key": one.key, "title": title_of(one), "unit": one.unit} for one in kind.choices],
-        "axis": f"{metric.name}, {metric.unit.strip() or '× 100'}",
-        "agreement": kind.agreement.name if metric.unit else f"{kind.agreement.name} × 100",
+        "every": [{"key": one.key, "title": title_of(one), "unit": one.unit} for one in every],
+        "axis": ", ".join(filter(None, (metric.name, metric.unit.strip() or metric.times))),
+        "agreement": kind.agreement.name if outputs.unit else f"{kind.agreement.name} × 100",
+        **(of_texts if metric.of_texts else {}),
     }
 
 
 def title_of(metric: Metric) -> str:
     """Heading of a column of a metric's values."""
-    return metric.name if metric.unit else f"{metric.name} × 100"
+    return f"{metric.name} {metric.times}".strip()
 
 
 def roles_of(inputs: Inputs, measurements: Record) -> dict[str, Record]:

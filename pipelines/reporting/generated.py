@@ -77,10 +77,15 @@ def changed(row: Record) -> str:
     """'−1.2 (−1.9 to −0.4): worse than dense'; empty for the dense model itself."""
     if "change" not in row:
         return ""
-    metric, (low, high) = TEXT_METRICS[row["metric"]], row["change_interval"]
-    words = verdict(-high, -low) if metric.falls else verdict(low, high)
-    change, low, high = (value_in_words(row["metric"], value).replace("-", "−") for value in (row["change"], low, high))
-    return f"{change} ({low} to {high}): {words}"
+    values = (row["change"], *row["change_interval"])
+    change, low, high = (value_in_words(row["metric"], value).replace("-", "−") for value in values)
+    return f"{change} ({low} to {high}): {difference_in_words(row)}"
+
+
+def difference_in_words(row: Record) -> str:
+    """'worse than dense', by the metric's own direction."""
+    low, high = row["change_interval"]
+    return verdict(-high, -low) if TEXT_METRICS[row["metric"]].falls else verdict(low, high)
 
 
 def example_table(record: Record) -> ReportTable:

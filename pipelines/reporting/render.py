@@ -10,6 +10,7 @@ from plotly.offline import get_plotlyjs
 
 from pipelines.reporting.figures import figures
 from pipelines.reporting.generated import generated_tables
+from pipelines.reporting.growth_report import allocation_figures, allocation_tables
 from pipelines.reporting.tables import ReportTable, tables
 from pipelines.reporting.templates import templates
 from pipelines.reporting.words import facts
@@ -36,7 +37,7 @@ def markdown(text: Any) -> str:
 
 def tables_of(report: dict[str, Any]) -> list[ReportTable]:
     """Every table of the report, those of generated texts last."""
-    return [*tables(report), *generated_tables(report)]
+    return [*tables(report), *allocation_tables(report), *generated_tables(report)]
 
 
 def to_markdown(report: dict[str, Any]) -> str:
@@ -55,7 +56,7 @@ def to_html(report: dict[str, Any]) -> str:
             summary=summary,
             tables=others,
             facts=facts(report),
-            figures=figures(report),
+            figures=[*figures(report), *allocation_figures(report)],
             plotly_js=get_plotlyjs(),
         )
     )

@@ -13,10 +13,10 @@ from pipelines.reporting.format import (
     factor,
     faster,
     giga,
-    hundredths,
     interval,
     milliseconds,
     points,
+    scaled,
     significant,
     smaller,
     verdict,
@@ -140,7 +140,8 @@ def quality_row(roles: dict[str, Record], metric: Metric) -> Record:
 def quality_cell(record: Record, metric: Metric) -> str:
     """The main metric of a record with its interval: '86.0 % (83.5 to 88.4)'."""
     quality, value = record["quality"], record["quality"][metric.key]
-    return f"{hundredths(value, metric.unit)} ({interval(*quality['interval'])}){metric.aside(value)}"
+    between = interval(*quality["interval"], metric.scale)
+    return f"{scaled(value, metric.scale, metric.unit)} ({between}){metric.aside(value)}"
 
 
 def control_row(control: Record, compressed: Record, metric: Metric) -> Record:

@@ -17,6 +17,7 @@ from pipelines.reporting.format import (
     milliseconds,
     percent,
     points,
+    scaled,
     significant,
     verdict,
 )
@@ -114,17 +115,18 @@ def quality(report: Record) -> ReportTable:
     # reports of earlier versions have neither
     metric, records = report["metric"], report.get("quality_by_file", [])
     every = [one for one in metric.get("every", []) if any(one["key"] in row for row in records)]
+    scale = metric.get("scale", 100)
 
     def cell(key: str, unit: str) -> Callable[[Record], str]:
         # trainings of earlier versions measured fewer metrics
-        return lambda row: hundredths(row[key], unit) if key in row else ""
+        return lambda row: scaled(row[key], scale if key == metric["key"] else 100, unit) if key in row else ""
 
     columns = [
         Column("after", "l", text("stage")),
         Column("rows of", "l", text("file")),
         Column("rows", "r", count("rows")),
         *(Column(one["title"], "r", cell(one["key"], one["unit"])) for one in every),
-        Column(f"95 % interval of {metric['name']}", "r", lambda row: interval(*row["interval"])),
+        Column(f"95 % interval of {metric['name']}", "r", lambda row: interval(*row["interval"], scale)),
     ]
     note = "Every metric in PyTorch, that of the exported files in their runtime. A test file is only scored: it chose nothing."
     return made("metrics", "Every metric, stage by stage", columns, records, note)
@@ -224,7 +226,7 @@ def trainable(report: Record) -> ReportTable:
 
 
 def parity(report: Record) -> ReportTable:
-    metric = report["metric"]
+    metric, agreement = report["metric"].get("outputs", report["metric"]), report["metric"]["agreement"]
     unit = metric["unit"]
 
     def before_and_after(row: Record) -> str:
@@ -235,7 +237,7 @@ def parity(report: Record) -> ReportTable:
         Column("check", "l", text("hop")),
         Column("rows", "r", count("rows")),
         Column("max |Δlogit|", "r", digits("max_difference")),
-        Column(metric["agreement"], "r", lambda row: hundredths(row["agreement"], unit)),
+        Column(agreement, "r", lambda row: hundredths(row["agreement"], unit)),
         Column(metric["title"], "r", before_and_after),
         Column("of rounding", "r", distance),
         Column("allowed", "l", text("bound")),

@@ -10,7 +10,7 @@ from compressor.tasks.task_kind import Metric, kind_for
 from pipelines.engine.environment import machine
 from pipelines.engine.stage import Artifact, Inputs, Stage
 from pipelines.reporting.candidates import Record
-from pipelines.reporting.format import giga, hundredths, points
+from pipelines.reporting.format import giga, points, scaled
 from pipelines.reporting.gather import (
     failure_notes,
     kept_notes,
@@ -24,7 +24,7 @@ from pipelines.reporting.gather import (
     trained_facts,
     unlearnt_notes,
 )
-from pipelines.reporting.generated import generated_record
+from pipelines.reporting.generated import changed, difference_in_words, generated_record, scores_of
 from pipelines.reporting.summary import comparison_row, quality_cell, relative, trainable_row
 from pipelines.stages.loading import load_model
 
@@ -37,15 +37,16 @@ def gather_unmeasured(inputs: Inputs, stage: Stage) -> Record:
     last = inputs.nearest("model")
     roles = {"dense": _record(inputs.dense, inputs), "compressed": _record(last, inputs)}
     trainable = trainable_rows(inputs, roles["dense"]["tunable"])
+    score = next(scores_of(last, inputs.dense, [metric.key])) if metric.of_texts else {}
     return {
         **trained_facts(inputs),
-        "headline": _headline(roles, metric),
+        "headline": _headline(roles, metric, score),
         "notes": failure_notes(inputs) + unlearnt_notes(inputs) + teacher_notes(inputs) + kept_notes(inputs) + [NOT_MEASURED],
         "metric": metric_facts(inputs),
         "baseline": "dense",
         "deployed": last.entry,
         "summary": [
-            _quality_row(roles, metric),
+            _quality_row(roles, metric, score),
             *(trainable_row(row, roles["dense"]["tunable"]) for row in trainable),
             comparison_row(roles, "parameters", lambda row: row["parameters"], "{:,}".format, relative),
             comparison_row(roles, "non-zeros of the merged weights", lambda row: row["nonzeros"], "{:,}".format, relative),
@@ -81,16 +82,19 @@ def _flops_title(inputs: Inputs) -> str:
     return f"FLOPs of a row of {inputs.task.max_length} tokens"
 
 
-def _quality_row(roles: dict[str, Record], metric: Metric) -> Record:
-    """Row of the main metric, each with its interval."""
+def _quality_row(roles: dict[str, Record], metric: Metric, score: Record) -> Record:
+    """Row of the main metric, each with its interval; `score` is that of generated texts (`scores_of`), if it is of texts."""
     dense, compressed = (role["quality"][metric.key] for role in roles.values())
-    title = f"{metric.name} ({'' if metric.unit else '× 100, '}95 % interval)"
+    title = f"{metric.name} ({', '.join(filter(None, (metric.times, '95 % interval')))})"
     cells = {name: quality_cell(role, metric) for name, role in roles.items()}
-    return {"metric": title, **cells, "change": points(compressed - dense)}
+    return {"metric": title, **cells, "change": changed(score) if metric.of_texts else points(compressed - dense)}
 
 
-def _headline(roles: dict[str, Record], metric: Metric) -> str:
+def _headline(roles: dict[str, Record], metric: Metric, score: Record) -> str:
     """The run in one sentence."""
-    ours, theirs = (hundredths(roles[name]["quality"][metric.key], metric.unit) for name in ("compressed", "dense"))
+    values = (roles[name]["quality"][metric.key] for name in ("compressed", "dense"))
+    ours, theirs = (scaled(value, metric.scale, metric.unit) for value in values)
     sizes = f"{roles['compressed']['parameters']:,} of {roles['dense']['parameters']:,} parameters"
-    return f"{sizes}, {metric.name} {ours} against {theirs} dense on {roles['compressed']['quality']['rows']:,} rows"
+    difference = f", {difference_in_words(score)}," if "change" in score else ""
+    number = f"{roles['compressed']['quality']['rows']:,} {'prompts' if metric.of_texts else 'rows'}"
+    return f"{sizes}, {metric.name} {ours} against {theirs} dense{difference} on {number}"

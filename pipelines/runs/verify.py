@@ -244,7 +244,8 @@ class Verification:
         require_same_files(tokenizer_files(self.base.folder), made.folder, "tokenizer")
 
     def _quality(self, made: Artifact, inputs: Inputs) -> None:
-        key, recorded = self.data.kind.metric.key, {"": made.metadata["quality"], **made.metadata.get("tests", {})}
+        # texts are not generated again: the outputs that decide them are compared
+        key, recorded = self.data.kind.output_metric.key, {"": made.metadata["quality"], **made.metadata.get("tests", {})}
         tests = read_test_rows(self.base.folder, inputs.task, self.data.label_names) if len(recorded) > 1 else {}
         forward = torch_forward(load_model(made, inputs.base))
         for name, rows in {"": self.data.validation, **tests}.items():

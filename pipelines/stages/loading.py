@@ -15,6 +15,7 @@ from compressor.tasks import TaskConfig
 from compressor.tasks.data import Data, MetricInputs, TokenRows, read_data, read_test_rows
 from compressor.tasks.features import Forward, metric_inputs_of, predict, torch_forward
 from pipelines.engine.stage import Artifact, BaseModelReference, Inputs, Workspace
+from pipelines.stages.generated_texts import score_model, with_scores
 
 PARITY_ROWS = 256
 """Validation rows that a parity check compares: the longest and the shortest are among them."""
@@ -67,8 +68,19 @@ def score_tests(
     config = config or inputs.task
     if not config.tests:
         return {}
-    rows, forward = read_test_rows(inputs.base.folder, config, data.label_names), torch_forward(model)
-    return {"tests": {name: judge_rows(forward, of, data, workspace, f"scoring {name}").quality for name, of in rows.items()}}
+    rows = read_test_rows(inputs.base.folder, config, data.label_names)
+    return {"tests": {name: quality_of(model, of, inputs, data, workspace, f"scoring {name}") for name, of in rows.items()}}
+
+
+def quality_of(
+    model: nn.Module, rows: TokenRows, inputs: Inputs, data: Data, workspace: Workspace, description: str
+) -> dict[str, Any]:
+    """Every metric of a model on rows, as recorded in metadata; those of generated texts where the main one is of texts."""
+    quality = judge_rows(torch_forward(model), rows, data, workspace, description).quality
+    if not rows.kind.metric.of_texts:
+        return quality
+    scored = score_model(model, rows, inputs, data, workspace, f"{description}, generating")
+    return with_scores(quality, scored.record, rows.kind.metric)
 
 
 def publish_model(model: nn.Module, inputs: Inputs, data: Data, workspace: Workspace) -> dict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ from compressor.methods import (
 )
 from compressor.models.anatomy import modules_of
 from compressor.models.hub import build
+from compressor.selection.allocation import ALLOCATION
 from compressor.storage.delta_file import write
 from compressor.tasks import TaskConfig
 from compressor.tasks.data import Data
@@ -36,8 +38,8 @@ from compressor.training.processes import helping, launched
 from compressor.training.schedule import Schedule
 from compressor.training.trainer import TrainingRows, train
 from pipelines.engine.stage import Inputs, Progress, Workspace
-from pipelines.stages.generated_texts import with_texts
-from pipelines.stages.loading import judge_rows, load_model, publish_model, score_tests
+from pipelines.stages.generated_texts import main_score, with_texts
+from pipelines.stages.loading import load_model, publish_model, quality_of, score_tests
 from pipelines.stages.training_config import TrainingConfig
 from pipelines.stages.training_verdicts import UNLEARNT, below_constant
 
@@ -59,6 +61,7 @@ def train_and_save(
     `logits` (predictions, outputs) are a teacher's for every training row; `teacher` is a model in memory.
     """
     trainable, stops, kept = trainable_counts(model), stops_of(config, model), workspace.unfinished / BUDGETS
+    growth = getattr(model, "growth", None)
 
     def keep(places: int) -> None:
         kept.mkdir(parents=True, exist_ok=True)
@@ -68,6 +71,8 @@ def train_and_save(
     trained = train_model(model, config, inputs, data, workspace, workspace.unfinished, **options)
     if helping():
         return {}
+    if growth is not None:
+        (workspace.folder / ALLOCATION).write_text(json.dumps(growth.allocation) + "\n", encoding="utf-8")
     published = with_texts(publish_model(model, inputs, data, workspace), model, inputs, data, workspace)
     published |= score_tests(model, inputs, data, workspace)
     if data.kind.unlearnt(published["quality"]):
@@ -102,7 +107,7 @@ def train_model(
     taught = None if logits is None else by_row(logits, data.train.labels)
     dataset = rows_of(config, data, taught)
     every = config.evaluate_every or schedule.epoch_steps(len(dataset))
-    best = KeepBest(quality_on_validation(data), every, config.patience) if config.keep_best else None
+    best = keep_best(inputs, data, every, config.patience) if config.keep_best else None
     title = f"training {what}{trainable_counts(model)['body']:,} parameters{together()}"
     with workspace.progress(title, schedule.steps(len(dataset))) as bar:
         inputs.require_unchanged()
@@ -120,8 +125,15 @@ def together() -> str:
     return f" in {launched()} processes" if launched() > 1 else ""
 
 
+def keep_best(inputs: Inputs, data: Data, every: int, patience: int | None) -> KeepBest:
+    """The keeper of the parameters that are best by the main metric on the validation rows, in its own direction."""
+    metric = data.kind.metric
+    measure = main_score(inputs, data) if metric.of_texts else quality_on_validation(data)
+    return KeepBest(measure, every, patience, falls=metric.falls)
+
+
 def quality_on_validation(data: Data) -> Callable[[nn.Module], float]:
-    """The measure of a model, in training or not: its main metric on the validation rows."""
+    """The measure of a model, in training or not: its main metric, of outputs, on the validation rows."""
     rows = data.validation
 
     def measure(model: nn.Module) -> float:
@@ -194,8 +206,8 @@ def publish_budgets(stops: list[int], kept: Path, inputs: Inputs, data: Data, wo
         file = f"{BUDGETS}/{places}.safetensors"
         shutil.copyfile(kept / f"{places}.safetensors", workspace.folder / file)
         model = load(base=inputs.base.folder, delta=workspace.folder / file)
-        metric_inputs = judge_rows(torch_forward(model), data.validation, data, workspace, f"validating {places:,} places")
-        rows.append({"places": places, "file": file, "quality": metric_inputs.quality})
+        quality = quality_of(model, data.validation, inputs, data, workspace, f"validating {places:,} places")
+        rows.append({"places": places, "file": file, "quality": quality})
     return rows
 
 

@@ -18,7 +18,7 @@ def figures_of(result: SweepResult) -> list[Figure]:
     for number, (cost, costs) in enumerate(result.costs.items(), start=1):
         known = {setting: value for setting, value in costs.items() if setting in quality}
         if len(set(known.values())) > 1:
-            figures.append(_figure(f"pareto-{number}", cost, known, quality))
+            figures.append(_figure(f"pareto-{number}", cost, known, quality, result.falls))
     return figures
 
 
@@ -36,8 +36,9 @@ def front(costs: Mapping[Setting, float], quality: Mapping[Setting, float]) -> l
     return best
 
 
-def _figure(name: str, cost: str, costs: Mapping[Setting, float], quality: Mapping[Setting, Spread]) -> Figure:
-    best = front(costs, {setting: quality[setting].mean or 0.0 for setting in costs})
+def _figure(name: str, cost: str, costs: Mapping[Setting, float], quality: Mapping[Setting, Spread], falls: bool) -> Figure:
+    means = {setting: quality[setting].mean or 0.0 for setting in costs}
+    best = front(costs, {setting: -mean if falls else mean for setting, mean in means.items()})
     beaten = [setting for setting in costs if setting not in best]
     stage, metric = next((spread.stage, spread.metric) for spread in quality.values())
     data = [
@@ -45,8 +46,9 @@ def _figure(name: str, cost: str, costs: Mapping[Setting, float], quality: Mappi
         _trace("beaten", beaten, costs, quality, {"mode": "markers", "marker": {"color": DENSE, "size": 9}}),
     ]
     axes = {"xaxis": {"title": {"text": cost}}, "yaxis": {"title": {"text": f"{metric} after {stage}"}}}
+    good = "low" if falls else "high"
     caption = (
-        f"Mean {metric} after {stage} (whiskers: standard deviation over the runs) against {cost}: left and high is good. "
+        f"Mean {metric} after {stage} (whiskers: standard deviation over the runs) against {cost}: left and {good} is good. "
         "The line joins the settings that no other one beats in both."
     )
     return Figure(name, f"Quality against {cost}", caption, data, layout(400, **axes) | {"showlegend": True}, wide=True)

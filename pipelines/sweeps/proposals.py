@@ -48,10 +48,10 @@ def require_optuna() -> ModuleType:
     return optuna
 
 
-def propose(axes: Axes, seed: int, history: Sequence[Tried]) -> Values:
+def propose(axes: Axes, seed: int, history: Sequence[Tried], *, falls: bool = False) -> Values:
     """The values of the trial after those of `history`: different from all of them, so there must be more settings than these.
 
-    A higher score is better. Trials that failed are known, and not learned from. Raises UserError E901.
+    A higher score is better, unless it `falls`. Trials that failed are known, and not learned from. Raises UserError E901.
     """
     optuna = require_optuna()
     space = {key: _distribution(optuna, values) for key, values in axes.items()}
@@ -59,7 +59,7 @@ def propose(axes: Axes, seed: int, history: Sequence[Tried]) -> Values:
     before = [tried.values for tried in history]
     for attempt in itertools.count():
         sampler = _sampler(optuna, seed, len(history), attempt)
-        study = optuna.create_study(direction="maximize", sampler=sampler)
+        study = optuna.create_study(direction="minimize" if falls else "maximize", sampler=sampler)
         study.add_trials(known)
         found = study.ask(space).params
         values = {key: _value(axes[key], found[key]) for key in axes}

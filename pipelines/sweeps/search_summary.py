@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,19 +28,21 @@ class SearchScore:
 
 @dataclass(frozen=True)
 class SearchSummary:
-    """The trials of a search, in order; `metric` is what was maximized; of the best one, its first `run`, and the `command`
-    that runs its settings, '' where a named row sets what no command can."""
+    """The trials of a search, in order; `metric` is what makes one the best, the least if it `falls`; of the best one, its
+    first `run`, and the `command` that runs its settings, '' where a named row sets what no command can."""
 
     trials: tuple[SearchScore, ...]
     metric: str
     run: str = ""
     command: str = ""
+    falls: bool = False
 
     @property
     def ranked(self) -> list[SearchScore]:
         """From best to worst; of equal ones the first; those that failed at the end."""
         known = [trial for trial in self.trials if trial.score is not None]
-        return [*sorted(known, key=lambda trial: -trial.score), *(trial for trial in self.trials if trial.score is None)]
+        failed = [trial for trial in self.trials if trial.score is None]
+        return [*sorted(known, key=lambda trial: trial.score if self.falls else -trial.score), *failed]
 
     @property
     def best(self) -> SearchScore | None:
@@ -86,17 +88,18 @@ def summarize_search(
     path: Path,
     overrides: Sequence[str],
 ) -> SearchSummary:
-    """The summary of a search that ended; `runs` are those of each trial, `stage` is the one whose main metric is maximized."""
+    """The summary of a search that ended; `runs` are those of each trial, `stage` is the one whose main metric counts."""
     trials = []
     for number, group in enumerate(runs, start=1):
         found = [outcomes[run.name] for run in group]
         trials.append(SearchScore(number, group[0].values, tuple(outcome.score for outcome in found), score_of(found)))
     main = next((outcome.main for outcome in outcomes.values() if outcome.main), "quality")
-    summary = SearchSummary(tuple(trials), f"{main} after {stage}")
+    falls = any(outcome.falls for outcome in outcomes.values())
+    summary = SearchSummary(tuple(trials), f"{main} after {stage}", falls=falls)
     if summary.best is None:
         return summary
     run = runs[summary.best.number - 1][0]
-    return SearchSummary(summary.trials, summary.metric, run.name, _command(plan, run, path, overrides))
+    return replace(summary, run=run.name, command=_command(plan, run, path, overrides))
 
 
 def _command(plan: SweepPlan, run: SweepTrial, path: Path, overrides: Sequence[str]) -> str:
@@ -111,7 +114,8 @@ def _command(plan: SweepPlan, run: SweepTrial, path: Path, overrides: Sequence[s
 def search_figure(search: SearchSummary) -> Figure:
     """The main metric by trial, and the best up to each."""
     known = [trial for trial in search.trials if trial.score is not None]
-    best = [max(trial.score for trial in known[: place + 1]) for place in range(len(known))]
+    better = min if search.falls else max
+    best = [better(trial.score for trial in known[: place + 1]) for place in range(len(known))]
     numbers = [trial.number for trial in known]
     texts = [", ".join(f"{key} {shown_value(value)}" for key, value in trial.values.items()) for trial in known]
     data = [

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from compressor.errors import UserError
+from compressor.tasks.task_kind import kind_for
 from pipelines.engine.store import replace_files
 from pipelines.file.config import Pipeline
 from pipelines.sweeps.proposals import Tried, Values, propose
@@ -44,6 +45,7 @@ class SearchTrials:
         """`runs` are those of each trial that was chosen."""
         self.lag = 1 + math.ceil((plan.search.workers - 1) / plan.repeats)
         self._pipeline, self._path, self._make, self._say = pipeline, folder / RECORD, make, say
+        self._falls = pipeline.task is not None and kind_for(pipeline.task).metric.falls
         self._chosen: list[Values] = []
         self._scores: list[float | None] = []
         self._outcomes: dict[str, TrialOutcome] = {}
@@ -86,7 +88,7 @@ class SearchTrials:
                 Tried(values, score, pending=place > last)
                 for place, (values, score) in enumerate(zip(self._chosen, self._scores, strict=True))
             ]
-            values = propose(self.plan.axes, self._pipeline.seed, history)
+            values = propose(self.plan.axes, self._pipeline.seed, history, falls=self._falls)
         self._chosen.append(values)
         self._scores.append(None)
         self.runs.append(self.plan.tried(number + 1, values, self._pipeline))

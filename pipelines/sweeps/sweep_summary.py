@@ -88,6 +88,8 @@ class SweepResult:
     search: SearchSummary | None = None
     counts: str = ""
     """How many stages this command ran and reused, in words."""
+    falls: bool = False
+    """Whether smaller values of the main metric are better, in all trials."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -123,6 +125,7 @@ def summarize(
         tuple(failure for trial in trials for failure in outcomes[trial.name].failures),
         _artifacts(outcomes.values()),
         next((outcome.main for outcome in outcomes.values() if outcome.main), ""),
+        falls=all(outcome.falls for outcome in outcomes.values() if not outcome.error),
     )
 
 

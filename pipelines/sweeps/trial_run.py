@@ -56,7 +56,7 @@ class TrialOutcome:
     """What a trial gave: the quality of its stages and its costs by name, or the error that ended it.
 
     `stages` are (stage id, artifact, whether it was reused); `failures` the failed checks that did not stop the run; `main` is
-    the main metric of the last stage in `quality`.
+    the main metric of the last stage in `quality`, of which smaller values are better if it `falls`.
     """
 
     quality: Quality = field(default_factory=dict)
@@ -66,6 +66,7 @@ class TrialOutcome:
     error: CompressError | None = None
     seconds: float = 0.0
     main: str = ""
+    falls: bool = False
 
     @property
     def score(self) -> float | None:
@@ -92,7 +93,8 @@ def perform(job: TrialJob, console: Console | None) -> TrialOutcome:
         return TrialOutcome(error=fault, seconds=time.monotonic() - clock)
     stages = tuple((entry, artifact.id, entry in result.reused) for entry, artifact in result.artifacts.items())
     failures = tuple({**failure, "stage": f"{failure['stage']} ({job.name})"} for failure in result.failures)
-    return TrialOutcome(quality, costs, stages, failures, seconds=time.monotonic() - clock, main=main)
+    falls = job.pipeline.task is not None and kind_for(job.pipeline.task).metric.falls
+    return TrialOutcome(quality, costs, stages, failures, seconds=time.monotonic() - clock, main=main, falls=falls)
 
 
 def _run(job: TrialJob, console: Console | None) -> RunResult:
@@ -110,18 +112,13 @@ def _run(job: TrialJob, console: Console | None) -> RunResult:
 
 
 def _quality(job: TrialJob, artifacts: Mapping[str, Artifact]) -> tuple[Quality, str]:
-    """The quality of the job's stages, and the main metric of the last one."""
+    """The quality of the job's stages, of each the main metric first, and that metric of the last one."""
+    main = kind_for(job.pipeline.task).metric.key if job.pipeline.task else MEAN_OF_TASKS
     if job.stages != (END,):
-        return quality_of(artifacts, job.stages), _main(job.pipeline, artifacts[job.stages[-1]])
+        return {stage: {main: of[main], **of} for stage, of in quality_of(artifacts, job.stages).items()}, main
     last = [entry.id for entry in job.pipeline.stages if entry.id in artifacts and entry.row.publishes_model][-1]
     metrics = quality_of(artifacts, [last])[last]
-    return {END: {SCORE: metrics[_main(job.pipeline, artifacts[last])], **metrics}}, SCORE
-
-
-def _main(pipeline: Pipeline, artifact: Artifact) -> str:
-    """The main metric of a stage's quality: a larger value is better."""
-    decoded = next(iter(artifact.metadata.get("generated", {}).get("values", {})), None)
-    return decoded or (kind_for(pipeline.task).metric.key if pipeline.task else MEAN_OF_TASKS)
+    return {END: {SCORE: metrics[main], **metrics}}, SCORE
 
 
 def quality_of(artifacts: Mapping[str, Artifact], stages: Sequence[str]) -> Quality:

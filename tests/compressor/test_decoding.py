@@ -162,14 +162,14 @@ def test_equal_prompts_are_one_item_and_a_list_is_several_references(tmp_path):
         ("plot", "a"),
     ]
     data = read_data(model, task(tmp_path, rows))
-    assert [(item.prompt, item.references) for item in data.items] == [
+    assert [(item.prompt, item.references) for item in data.validation.items] == [
         ("the film", ("was good", "was great")),
         ("a plot", ("was bad", "was a very dull story")),
         ("plot", ("a",)),
     ]
     assert len(data.validation) == len(data.train) == 5, "each reference is a row, and learnt from"
-    assert [len(prompt) for prompt in data.prompts] == [3, 3, 2], "with the token at the beginning of every text"
-    assert [item.prompt for item in read_data(model, task(tmp_path, rows, rows=2)).items] == ["the film", "plot"]
+    assert [len(prompt) for prompt in data.validation.prompts] == [3, 3, 2], "with the token at the beginning of every text"
+    assert [item.prompt for item in read_data(model, task(tmp_path, rows, rows=2)).validation.items] == ["the film", "plot"]
     with pytest.raises(UserError, match=r"E241 .*a prompt of 2 tokens and 63 new ones exceed .* at most 62"):
         read_data(write_model(tmp_path / "short", "gpt2", auto="AutoModelForCausalLM"), task(tmp_path, rows, max_new_tokens=63))
     with pytest.raises(UserError, match=r"E241 .*a prompt of 4 tokens and 1 new ones exceed .*4 positions. Shorten or drop"):

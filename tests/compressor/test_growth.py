@@ -1,5 +1,6 @@
 """ID3's growing Ω: the budget at every step, the choice against brute force, and each scalar's own Adam steps."""
 
+import math
 from itertools import pairwise
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from compressor.deltas.links import chain
 from compressor.errors import UserError
 from compressor.models.anatomy import matrices_of
+from compressor.selection.allocation import RECORDED, recorded_steps, sparsity_entropy, tensor_sparsity
 from compressor.selection.gradients import Heuristic
 from compressor.selection.growth import COHORTS, Growth, ScalarAdamW, grower_of, growth_targets, plant
 from tests.compressor.conftest import encoding, tiny
@@ -162,6 +164,38 @@ def test_a_choice_alone_changes_no_weight():
         grower.choose(step, optimizer)
         assert torch.allclose(dense(matrices), weights, atol=1e-15, rtol=0)
         optimizer.step()
+
+
+@pytest.mark.parametrize(("repeat", "freeze"), [(False, False), (True, False), (True, True)])
+def test_the_entries_of_each_matrix_are_recorded_step_by_step(repeat, freeze):
+    """Of repeat-S those that stopped are among them: they were trained."""
+    expected = []
+    for step, _, matrices, growth in grown(repeat, 8, freeze=freeze):
+        starts = torch.tensor([*offsets(matrices)[1:], len(dense(matrices))])
+        chosen = places(matrices, growth)
+        if freeze:
+            stopped = torch.cat([growth.stopped_values(number).flatten() for number in range(len(matrices))])
+            chosen |= set(stopped.nonzero().flatten().tolist())
+        numbers = torch.searchsorted(starts, torch.tensor(sorted(chosen)), right=True)
+        expected.append((step, torch.bincount(numbers, minlength=len(matrices)).tolist()))
+    assert "allotted" in growth.moving, "a training that is resumed goes on with them"
+    facts = growth.allocation
+    assert [(row["step"], row["entries"]) for row in facts["steps"]] == expected and facts["budget"] == 12
+    assert [row["entries"] for row in facts["matrices"]] == [matrix.original.numel() for matrix in matrices]
+    last = facts["steps"][-1]
+    assert last["chosen"] == sum(expected[-1][1]) and (last["chosen"] > 12) == freeze
+    assert last["tensor_sparsity"] == expected[-1][1].count(0) / len(matrices)
+
+
+def test_statistics_of_an_allocation_by_hand():
+    """ID3 section 6: shares 1/10, 1/10 and 0 are the probabilities 1/2, 1/2 and 0."""
+    assert tensor_sparsity([1, 2, 0]) == 1 / 3
+    assert sparsity_entropy([1, 2, 0], [10, 20, 30]) == pytest.approx(math.log(2) / math.log(3))
+    assert sparsity_entropy([5, 10, 15], [10, 20, 30]) == pytest.approx(1)
+    assert sparsity_entropy([0, 7, 0], [10, 20, 30]) == sparsity_entropy([0, 0], [1, 1]) == sparsity_entropy([1], [2]) == 0
+    assert recorded_steps({3: 1, 1: 1}) == (1, 3)
+    many = recorded_steps(range(1, 1001))
+    assert (len(many), many[0], many[-1]) == (RECORDED, 1, 1000) and len(set(many)) == RECORDED
 
 
 def offsets(matrices) -> list[int]:

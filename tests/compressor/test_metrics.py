@@ -107,6 +107,10 @@ def test_the_gate_of_an_export_is_of_the_chosen_metric():
     ("keys", "says"),
     [
         ({"metric": "bleu"}, "E119 'bleu' is not a metric of a classification. Metrics: accuracy, matthews, f1"),
+        (
+            {"metric": "bleu", "kind": "generation"},
+            "E119 the metric bleu is of generated texts, and decode does not compute it. Add it to metrics of decode:",
+        ),
         ({"metric": "perplexity", "kind": "generation"}, "E119 'perplexity' is not a metric of a generation"),
         ({"metric": "matthews", "positive": "yes"}, "E119 positive is not used by the metric matthews. Remove positive, or"),
         ({"positive": "yes"}, "E119 positive is not used by the metric accuracy"),

@@ -298,9 +298,10 @@ def test_texts_are_those_of_one_token_at_a_time(architecture):
 
 def test_a_prompt_is_the_whole_source(tmp_path, folder):
     data = read_data(folder, task(tmp_path, prefix="the ", decode={"metrics": ["exact_match"]}))
-    assert [words(prompt) for prompt in data.prompts][1:] == ["the bad [SEP]", "the quite good plot [SEP]"]
-    assert data.items[1].references == ("a bad story", "the film was bad and bad") and data.items[1].prompt == "the bad"
-    assert np.array_equal(data.prompts[1], data.train.tokens[1]["input_ids"])
+    assert [words(prompt) for prompt in data.validation.prompts][1:] == ["the bad [SEP]", "the quite good plot [SEP]"]
+    item = data.validation.items[1]
+    assert item.references == ("a bad story", "the film was bad and bad") and item.prompt == "the bad"
+    assert np.array_equal(data.validation.prompts[1], data.train.tokens[1]["input_ids"])
 
 
 def test_layers_know_the_mask_of_their_tokens():

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from export.runtimes.sessions import run as run_onnx
 from export.runtimes.sessions import session
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
+from pipelines.reporting.growth_report import allocation_record
 from serving.predict import predict
 from tests.tiny import EVERYTHING, STAGES, write_pipeline
 
@@ -284,7 +286,7 @@ def test_a_method_is_stored_as_its_link(name, tmp_path):
 
 
 def test_one_run_of_id3_gives_a_series_of_budgets(tmp_path):
-    """Each delta's places are among the next one's, and each file loads as a whole model."""
+    """Each delta's places are among the next one's, and each file loads as a whole model; where Ω grew is recorded."""
     tune = {"method": "selective", "strategy": "increment", "modules": "all", "budget": 0.02, "checkpoints": [0.004, 0.01]}
     path = write_pipeline(tmp_path, stages=[{"tune": {**tune, "learning_rate": 0.02, "batch_size": 8}}], rows=80)
     artifact = run_pipeline(load_pipeline(path), tmp_path / "out").artifacts["tune"]
@@ -294,3 +296,8 @@ def test_one_run_of_id3_gives_a_series_of_budgets(tmp_path):
     expected = [*(row["places"] for row in artifact.metadata["budgets"]), artifact.metadata["closed_form"]]
     assert [len(places) for places in series] == expected
     assert series[0] < series[1] < series[2]
+    steps = json.loads((artifact.folder / "allocation.json").read_text())["steps"]
+    owned = [len(chain(owner)[0].omega) for _, owner, _ in chains(models[-1])]
+    assert sorted(filter(None, steps[-1]["entries"])) == sorted(filter(None, owned)) and steps[-1]["chosen"] == expected[-1]
+    (record,) = allocation_record(SimpleNamespace(artifacts=[artifact]))["allocation"]
+    assert record["steps"][-1]["chosen"] == expected[-1] and sum(map(sum, record["last"])) == pytest.approx(1)

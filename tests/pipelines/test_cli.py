@@ -105,6 +105,7 @@ def test_list_methods(compress):
 def test_list_metrics(compress):
     code, shown, _ = compress("list", "metrics")
     assert code == 0 and "regression      spearman          Spearman (default)\n" in shown and "perplexity" not in shown
+    assert "text2text       ter               TER (of the texts of task.decode)\n" in shown
     rows = json.loads(compress("list", "metrics", "--json")[1])
     defaults = {row["kind"]: row["metric"] for row in rows if row["default"]}
     assert (defaults["classification"], defaults["tokens"], defaults["generation"]) == ("accuracy", "f1", "likelihood")

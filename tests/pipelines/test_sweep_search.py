@@ -18,6 +18,7 @@ from pipelines.file.config import load_pipeline
 from pipelines.sweeps.pareto import main_metric
 from pipelines.sweeps.proposals import RANDOM, Tried, propose
 from pipelines.sweeps.search_ranges import Range, read_range
+from pipelines.sweeps.search_summary import SearchScore, SearchSummary, search_figure
 from pipelines.sweeps.search_trials import RECORD, SearchTrials
 from pipelines.sweeps.sweep import sweep
 from pipelines.sweeps.sweep_files import FILES
@@ -157,6 +158,15 @@ def test_proposals_are_learnt_from_results_and_repeatable():
     assert sum(late) / len(late) > 0.2 + sum(one.score for one in found[:RANDOM]) / RANDOM
     failed = searched(RANDOM + 3, 0, lambda values: None)
     assert [one.values for one in failed[:RANDOM]] == [one.values for one in found[:RANDOM]], "failed ones are not learned from"
+
+
+def test_of_a_metric_that_falls_the_least_is_sought_and_the_best():
+    found = searched(14, 0)
+    losses = [Tried(tried.values, -tried.score) for tried in found]
+    assert propose(SPACE, 0, losses, falls=True) == propose(SPACE, 0, found) != propose(SPACE, 0, losses)
+    scores = tuple(SearchScore(number, {}, (score,), score) for number, score in enumerate((0.4, 0.2, None, 0.3), start=1))
+    assert [trial.number for trial in SearchSummary(scores, "ter", falls=True).ranked] == [2, 4, 1, 3]
+    assert search_figure(SearchSummary(scores, "ter", falls=True)).data[1]["y"] == [0.4, 0.2, 0.2]
 
 
 def test_running_trials_are_taken_into_account_without_a_result():

@@ -6,7 +6,9 @@ import pytest
 import yaml
 
 from compressor.errors import UserError, UserErrors
+from compressor.storage.bits import adapters, masked_adapters, shared_adapter
 from compressor.tasks.sources.glue import TASKS
+from compressor.tasks.task_kind import kind_for
 from pipelines.file.config import load_pipeline, recipe_files
 from pipelines.sweeps.sweep_trials import SweepPlan
 from pipelines.sweeps.table_file import Grid, read_table
@@ -56,7 +58,49 @@ def test_every_row_and_column_of_a_table_is_a_valid_pipeline(path, scale, downlo
 
 
 def test_all_tables_are_there():
-    assert len(TABLES) == 31 and all(path.stem.startswith(f"{path.parent.name}_") for path in TABLES)
+    assert len(TABLES) == 35 and all(path.stem.startswith(f"{path.parent.name}_") for path in TABLES)
+
+
+@pytest.mark.parametrize(
+    ("name", "metric"),
+    [
+        *[("dsee_table2", "bleu"), ("dsee_table4", "bleu"), ("id3_table5", "exact_match")],
+        *[("propetl_table13", "bleu"), ("propetl_table14", "rouge_2"), ("propetl_table15", "bleu")],
+    ],
+)
+def test_a_table_of_texts_is_scored_by_the_papers_metric(name, metric):
+    (path,) = [path for path in TABLES if path.stem == name]
+    for scale in ("small", "paper"):
+        grid = read_table(path, scale)
+        first = grid.presets({axis: values[0] for axis, values in grid.axes.items()})
+        assert kind_for(load_pipeline(path, [], first, path.parent).task).metric.key == metric
+
+
+def tuned(name: str) -> dict[str, dict]:
+    """The tune of every row of a table."""
+    (path,) = [path for path in TABLES if path.stem == name]
+    rows = next(iter(yaml.safe_load(path.read_text())["grid"].values()))
+    return {row: stages["stages"][-1]["tune"] for row, stages in rows.items()}
+
+
+def test_widths_that_the_text_has_lost_follow_from_equal_storage():
+    """ProPETL equations 14 and 15 for T5-base: 768 wide, 24 blocks, 222.9 million parameters."""
+    rows = {name: tune for name, tune in tuned("propetl_table14").items() if name != "full"}
+    assert rows.keys() == tuned("propetl_table15").keys() - {"full"}
+    of = {"adapter": (adapters, 24), "propetl": (shared_adapter, 24)}
+    bits = [
+        measure(768, tune["bottleneck"], n).share(222_900_000) for tune in rows.values() for measure, n in [of[tune["method"]]]
+    ]
+    shares = [0.0023, 0.0047, 0.0093, 0.0163]
+    assert bits == pytest.approx([*shares, *shares], rel=0.05)
+    rows = tuned("propetl_table13")
+    width = {name: tune["bottleneck"] for name, tune in rows.items()}
+    whole = shared_adapter(768, width["propetl"], 24).bits
+    same = masked_adapters(768, width["only-mask-same"], 24, 0.5).bits
+    assert same / whole == pytest.approx(6.9, abs=0.05)
+    assert 32 * (2 * 768 * width["only-share"] + width["only-share"] + 768) == pytest.approx(whole, rel=1e-3)
+    for name in ("only-mask-less-kept", "only-mask-narrower"):
+        assert masked_adapters(768, width[name], 24, rows[name]["keep"]).bits == pytest.approx(whole, rel=2e-3)
 
 
 @pytest.fixture

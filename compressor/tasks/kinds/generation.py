@@ -5,7 +5,8 @@ label of a token is the next token, if that belongs to the target or ends it: la
 is the mean over its labels, that of a batch the mean over its rows: so a step is the same however its rows are split into
 batches.
 
-The main metric is the likelihood of a token, exp of the mean log-likelihood over all labels of a split: 1 / perplexity.
+The main metric is the likelihood of a token, exp of the mean log-likelihood over all labels of a split: 1 / perplexity; or
+one of generated texts, where the task has `decode` and chooses it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy as np
 from compressor.errors import UserError
 from compressor.models.hub import GENERATES
 from compressor.tasks import TaskConfig
+from compressor.tasks.decoding.text_metrics import TEXT_METRICS
 from compressor.tasks.kinds.token_losses import distillation_loss, imitation_loss, loss
 from compressor.tasks.metrics import (
     decided_labels_agree,
@@ -150,8 +152,10 @@ KIND = TaskKind(
         Metric("perplexity", "perplexity", perplexity, falls=True),
         Metric("accuracy", "token accuracy", token_accuracy, " %", note=TIMED),
     ),
-    # here belong metrics of generated texts, whose inputs are decoded texts instead of the `metric_inputs` of labels
-    further=(),
+    further=tuple(
+        Metric(metric.key, metric.name, metric.value, falls=metric.falls, scale=metric.scale, of_texts=True)
+        for metric in TEXT_METRICS.values()
+    ),
     agreement=Agreement(labels_agree, "tokens agree", "tokens agree on", two_errors, decided_labels_agree),
     predicted_labels=lambda logits: logits.argmax(axis=1),
     prediction=prediction,

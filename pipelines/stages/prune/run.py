@@ -9,6 +9,7 @@ from compressor.deltas.links import merged_copy
 from compressor.models.anatomy import layers_of
 from compressor.models.modules import STRUCTURES
 from pipelines.engine.stage import Inputs, Workspace
+from pipelines.stages.generated_texts import with_texts
 from pipelines.stages.loading import load_data, load_model, publish_model
 from pipelines.stages.prune import mask_weights, remove_units
 from pipelines.stages.prune.config import PruneConfig
@@ -31,6 +32,8 @@ def run(config: PruneConfig, inputs: Inputs, workspace: Workspace) -> dict[str, 
     target_record = meet(config.search, model, base, inputs, data, workspace) if config.search else {}
     refit = {} if before is None else {"refit": refitted(config.refit, before, model, data, workspace)}
     published = publish_model(model, inputs, data, workspace)
+    if data.kind.metric.of_texts:
+        published = with_texts(published, model, inputs, data, workspace)
     parity = [step["parity"] for step in [*steps, target_record] if "parity" in step]
     target = {"target": target_record} if target_record else {}
     record = {"method": previous.metadata["method"], "items": steps, **target, **refit}

@@ -30,12 +30,14 @@ from compressor.pruning.positions import before_pruning
 from compressor.tasks import TaskConfig
 from compressor.tasks.data import Data, MetricInputs
 from compressor.tasks.features import torch_forward
+from compressor.tasks.task_kind import kind_for
 from compressor.training.processes import announced, announcing, helping, launched
 from compressor.training.unfinished import MANIFEST, is_complete, seal
 from pipelines.engine.environment import accelerator, distribution
 from pipelines.engine.stage import Artifact, Inputs, Workspace
 from pipelines.engine.store import digest, fingerprint
-from pipelines.reporting.format import hundredths
+from pipelines.reporting.format import scaled
+from pipelines.stages.generated_texts import score_model, with_scores
 from pipelines.stages.loading import judge_rows, load_model, score_tests
 from pipelines.stages.once import once
 from pipelines.stages.recover.config import STAGE, RecoverConfig
@@ -78,7 +80,7 @@ def train_control(
     _unpack(packed, folder)
     facts, metric = json.loads((folder / FACTS).read_text()), data.kind.metric
     (folder / FACTS).unlink()
-    value = hundredths(facts["quality"][metric.key], metric.unit)
+    value = scaled(facts["quality"][metric.key], metric.scale, metric.unit)
     workspace.say(f"control: {value if metric.unit else f'{metric.name} {value}'} after the same training without pruning")
     return facts
 
@@ -135,9 +137,11 @@ class ControlTraining:
 
 
 def _measured_by(task: TaskConfig) -> dict[str, Any]:
-    """What a task chooses to be measured by, where it does: its metric, and the content of the files that are only scored."""
+    """What a task chooses to be measured by, where it does: its metric, how texts are generated for it, and the content of the
+    files that are only scored."""
     tests = {"tests": {name: sha256_of(path) for name, path in task.tests.items()}} if task.tests else {}
-    return {"metric": [task.metric, task.positive], **tests} if task.metric or tests else {}
+    decoded = {"decode": task.decode.model_dump(mode="json")} if kind_for(task).metric.of_texts else {}
+    return {"metric": [task.metric, task.positive], **decoded, **tests} if task.metric or tests else {}
 
 
 def _training(config: RecoverConfig, inputs: Inputs, data: Data, lessons: Lessons, earlier: list[Artifact]) -> ControlTraining:
@@ -180,8 +184,12 @@ def _train(training: ControlTraining, inputs: Inputs, workspace: Workspace, work
     if helping():
         return
     judged = judge_rows(torch_forward(model), data.validation, data, workspace, "validating the control")
+    quality = judged.quality
+    if data.kind.metric.of_texts:
+        scored = score_model(model, data.validation, inputs, data, workspace, "generating, the control")
+        quality = with_scores(quality, scored.record, data.kind.metric)
     tests = score_tests(model, inputs, data, workspace)
-    facts = {"quality": judged.quality, **tests, "recoveries": len(training.earlier) + 1, **trained, **training.learned}
+    facts = {"quality": quality, **tests, "recoveries": len(training.earlier) + 1, **trained, **training.learned}
     finished = work / FINISHED
     shutil.rmtree(finished, ignore_errors=True)
     reference = {"base": inputs.base.reference, "base_sha256": inputs.base.sha256}

@@ -1,0 +1,145 @@
+"""A main metric of generated texts: what is kept, recorded, scored, swept and reported by it, in its own direction."""
+
+import json
+
+import pytest
+import yaml
+
+from compressor.errors import UserErrors
+from compressor.tasks.decoding.text_quality import read_statistics
+from compressor.tasks.task_kind import kind_of
+from compressor.training.keep_best import KeepBest
+from pipelines.engine.runner import run_pipeline
+from pipelines.file.config import load_pipeline
+from pipelines.runs.verify import verify
+from pipelines.stages.generated_texts import with_scores
+from pipelines.sweeps.pareto import figures_of
+from pipelines.sweeps.sweep_summary import Spread, SweepResult
+from pipelines.sweeps.trial_run import END, SCORE, TrialJob, perform
+from tests.tiny import write_pipeline
+
+FAST = {"method": "lora", "rank": 4, "modules": "all", "learning_rate": 0.02, "batch_size": 8}
+STAGES = [
+    {"tune": {**FAST, "epochs": 4, "keep_best": True, "evaluate_every": 8}},
+    {"prune": {"structure": "neurons", "criterion": "random", "remove": 0.5}},
+    {"recover": {**FAST, "epochs": 1}},
+    {"merge": None},
+    {"report": None},
+]
+DECODE = {"max_new_tokens": 6, "metrics": ["bleu", "ter"], "rows": 9}
+
+
+def pipeline_of(folder, *, kind="text2text", model_type="t5", stages=STAGES, rows=8, **task):
+    """A project whose main metric is of texts, with a file that is only scored."""
+    path = write_pipeline(folder, kind=kind, model_type=model_type, stages=stages, rows=rows)
+    pipeline = yaml.safe_load(path.read_text())
+    pipeline["task"] |= {"decode": DECODE, "test": pipeline["task"]["validation"], **task}
+    path.write_text(yaml.safe_dump(pipeline, sort_keys=False))
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("project")
+    return run_pipeline(load_pipeline(pipeline_of(folder, rows=64, metric="ter")), folder / "runs")
+
+
+@pytest.mark.slow
+def test_every_model_is_measured_by_it(run):
+    for stage in ("tune", "prune", "recover", "merge"):
+        made = run.artifacts[stage]
+        quality, generated = made.metadata["quality"], made.metadata["generated"]
+        assert quality["rows"] == 9 == generated["prompts"]
+        assert quality["ter"] == generated["values"]["ter"] and quality["interval"] == generated["intervals"]["ter"]
+        assert 0 < quality["likelihood"] < 1 and quality["bleu"] == generated["values"]["bleu"]
+        assert len(read_statistics(made.folder / "generated.jsonl")["ter"]) == 9
+        if stage != "prune":
+            assert made.metadata["tests"]["test"] == quality, "the same rows"
+    control = run.artifacts["recover"].metadata["control"]["quality"]
+    low, high = control["interval"]
+    assert low <= control["ter"] <= high and control["rows"] == 9
+
+
+@pytest.mark.slow
+def test_the_smallest_error_rate_is_kept(run):
+    tune = run.artifacts["tune"].metadata
+    values = [evaluation["value"] for evaluation in tune["evaluations"]]
+    assert len(set(values)) > 1 and tune["quality"]["ter"] == min(values)
+    assert tune["kept_step"] == tune["evaluations"][values.index(min(values))]["step"]
+
+
+@pytest.mark.slow
+def test_the_report_is_of_it(run):
+    report = json.loads((run.folder / "report.json").read_text())
+    ours, theirs = (100 * run.artifacts[name].metadata["quality"]["ter"] for name in ("merge", "tune"))
+    assert f"TER {ours:.1f} against {theirs:.1f} dense, " in report["headline"]
+    assert report["headline"].endswith(" on 9 prompts") and report["summary"][0]["metric"] == "TER (95 % interval)"
+    (score,) = [row for row in report["generated"]["scores"] if (row["stage"], row["metric"]) == ("merge", "ter")]
+    low, high = score["change_interval"]
+    words = "worse than dense" if low > 0 else "better than dense" if high < 0 else "not distinguishable from dense"
+    assert words in report["headline"] and report["summary"][0]["change"].endswith(words)
+    assert report["metric"]["outputs"]["title"] == "likelihood of a token"
+    page = (run.folder / "report.md").read_text()
+    assert "| TER |" in page and "likelihood of a token" in page
+    assert [check.fault for check in verify(run.folder, serve=False) if not check.passed] == []
+
+
+@pytest.mark.slow
+def test_a_sweep_takes_it_as_its_score(run, tmp_path):
+    pipeline, expected = load_pipeline(run.folder.parents[1] / "pipeline.yaml"), run.artifacts["merge"].metadata["quality"]
+    for stages, first in (((END,), SCORE), (("tune", "merge"), "ter")):
+        outcome = perform(TrialJob("one", pipeline, run.folder.parent, "merge", stages), None)
+        assert outcome.error is None and outcome.falls and all(reused for _, _, reused in outcome.stages)
+        quality = outcome.quality[stages[-1]]
+        assert next(iter(quality)) == first and quality[first] == expected["ter"]
+
+
+def test_it_has_the_interval_and_the_number_of_prompts():
+    quality = {"likelihood": 0.2, "interval": [0.1, 0.3], "accuracy": 0.5, "rows": 40}
+    record = {"values": {"bleu": 0.7, "ter": 0.4}, "intervals": {"bleu": [0.6, 0.8], "ter": [0.3, 0.5]}, "prompts": 9}
+    chosen = kind_of("generation").with_metric("ter")
+    assert (chosen.metric.falls, chosen.output_metric.key, chosen.gate.key) == (True, "likelihood", "log_likelihood")
+    assert with_scores(quality, record, chosen.metric) == {
+        **{"ter": 0.4, "interval": [0.3, 0.5], "rows": 9},
+        **{"bleu": 0.7, "likelihood": 0.2, "accuracy": 0.5},
+    }
+    beside = with_scores(quality, record, kind_of("text2text").metric)
+    assert beside == {**quality, "bleu": 0.7, "ter": 0.4}, "as before there was a choice"
+
+
+@pytest.mark.parametrize(("falls", "best"), [(True, 2), (False, 1)])
+def test_what_is_best_depends_on_the_direction(falls, best):
+    keeper = KeepBest(float, 1, falls=falls)
+    keeper.evaluations = [{"step": step, "value": value} for step, value in enumerate((float("nan"), 0.9, 0.3, 0.3))]
+    assert keeper.best == best
+
+
+def test_the_front_of_a_metric_that_falls_is_below():
+    spreads = [Spread(END, SCORE, (name,), 1, value, 0.0, value, value, (value,)) for name, value in (("a", 0.5), ("b", 0.4))]
+    costs = {"bytes": {("a",): 1.0, ("b",): 2.0}}
+    for falls, front in ((True, ["a", "b"]), (False, ["a"])):
+        (figure,) = figures_of(SweepResult(None, ("x",), spreads, [], costs, falls=falls))
+        assert figure.data[0]["text"] == front and f"left and {'low' if falls else 'high'} is good" in figure.caption
+
+
+@pytest.mark.parametrize(
+    ("task", "stages", "says"),
+    [
+        (
+            {"metric": "chrf"},
+            STAGES,
+            "E119 .*task.metric: the metric chrf is of generated texts, and decode does not",
+        ),
+        ({"metric": "bleu", "decode": None}, STAGES, r"E119 .*Add it to metrics of decode: \{metrics: \[bleu\]\}"),
+        (
+            {"metric": "bleu", "kind": "generation"},
+            [STAGES[0], {"merge": None}, {"export": None}, {"benchmark": None}],
+            r"E243 .*stages.3.*the main metric bleu is of generated texts",
+        ),
+    ],
+)
+def test_what_cannot_be_is_told_at_once(task, stages, says, tmp_path):
+    keys = {"kind": "generation", "model_type": "gpt2"} if "kind" in task else {}
+    path = pipeline_of(tmp_path, stages=stages, **{**task, **keys})
+    with pytest.raises(UserErrors, match=says):
+        load_pipeline(path)
