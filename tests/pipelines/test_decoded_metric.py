@@ -118,7 +118,7 @@ def test_the_front_of_a_metric_that_falls_is_below():
     spreads = [Spread(END, SCORE, (name,), 1, value, 0.0, value, value, (value,)) for name, value in (("a", 0.5), ("b", 0.4))]
     costs = {"bytes": {("a",): 1.0, ("b",): 2.0}}
     for falls, front in ((True, ["a", "b"]), (False, ["a"])):
-        (figure,) = figures_of(SweepResult(None, ("x",), spreads, [], costs, falls=falls))
+        (figure,) = figures_of(SweepResult(None, ("x",), spreads, [], costs, main=SCORE, falls=falls))
         assert figure.data[0]["text"] == front and f"left and {'low' if falls else 'high'} is good" in figure.caption
 
 
