@@ -9,19 +9,19 @@ class CompressError(Exception):
     """An expected failure. Shown as one line, never as a traceback.
 
     `code` is the code in docs/errors.md, `what` describes the fault, `fix` what to do about it, and `where` the location, such
-    as `pipeline.yaml:7: stages[1].tune.rank`.
+    as `pipeline.yaml:7: stages[1].tune.rank`. `key` is the key of a config that is at fault, for whoever knows its file.
     """
 
     exit_code = 1
 
-    def __init__(self, code: str, what: str, fix: str, where: str = ""):
-        self.code, self.what, self.fix, self.where = code, what, fix, where
+    def __init__(self, code: str, what: str, fix: str, where: str = "", key: str = ""):
+        self.code, self.what, self.fix, self.where, self.key = code, what, fix, where, key
         place = f"{where}: " if where else ""
         super().__init__(f"{code} {place}{what}. {fix}".replace("\n", " "))
 
     def __reduce__(self) -> tuple:
         """Pickling support: errors are passed between processes."""
-        return type(self), (self.code, self.what, self.fix, self.where)
+        return type(self), (self.code, self.what, self.fix, self.where, self.key)
 
 
 class UserError(CompressError):

@@ -276,14 +276,14 @@ def kind_for(task: TaskConfig, names: Sequence[str] | None = None) -> TaskKind:
     kind = kind_of(task.kind)
     key, choices = task.metric or kind.metric.key, {metric.key: metric for metric in kind.choices}
     if key not in choices:
-        raise UserError("E119", f"{key!r:.60} is not a metric of a {task.kind}", f"Metrics: {', '.join(choices)}")
+        raise UserError("E119", f"{key!r:.60} is not a metric of a {task.kind}", f"Metrics: {', '.join(choices)}", key="metric")
     if choices[key].of_texts and (task.decode is None or key not in task.decode.metrics):
         fix = f"Add it to metrics of decode: {{metrics: [{key}]}}"
-        raise UserError("E119", f"the metric {key} is of generated texts, and decode does not compute it", fix)
+        raise UserError("E119", f"the metric {key} is of generated texts, and decode does not compute it", fix, key="metric")
     if task.positive is not None and not choices[key].of_class:
         used = [metric.key for metric in choices.values() if metric.of_class]
         fix = "Remove positive" + (f", or choose metric {' or '.join(used)}" if used else "")
-        raise UserError("E119", f"positive is not used by the metric {key}", fix)
+        raise UserError("E119", f"positive is not used by the metric {key}", fix, key="positive")
     if task.metric is None:
         return kind
     if names is None:

@@ -49,8 +49,7 @@ def task_faults(source: YamlSource, task: TaskConfig | None, tasks: Mapping[str,
         try:
             kind_for(one)
         except UserError as error:
-            key = "positive" if error.what.startswith("positive") else "metric"
-            yield UserError(error.code, error.what, error.fix, source.where((*path, key)))
+            yield UserError(error.code, error.what, error.fix, source.where((*path, error.key)))
     for name, one in (tasks or {}).items():
         if not kind_of(one.kind).shares_base:
             what = f"a task of kind {one.kind} cannot share a base with others yet"

@@ -711,6 +711,12 @@ MISTAKES = [
         "Metrics: accuracy, matthews",
     ),
     Mistake(
+        "a positive class of a metric of all classes",
+        ("dev.tsv,", "dev.tsv, positive: class1,"),
+        "E119 {pipeline}:3: task.positive: positive is not used by the metric accuracy",
+        "Remove positive, or choose metric f1",
+    ),
+    Mistake(
         "a positive class that training lacks",
         ("dev.tsv,", "dev.tsv, metric: f1, positive: 1,"),
         "E218 {pipeline}:3: task: no class is called '1', as positive says",
