@@ -252,7 +252,7 @@ def test_no_method_revives_a_weight(case, item, tmp_path):
         for _, owner, name in chains(model):
             chain(owner, name)[0].group = "before"
         prepared(model, case, ("query", "key", "ffn_out"), places=60)
-    schedule = Schedule(epochs=1, learning_rate=0.02, batch_size=4, weight_decay=0.1)
+    schedule = Schedule(epochs=1, learning_rate=0.02, batch_size=4, weight_decay=0.1, warmup=0)
     train(model, rows_of(8), 1, schedule, tmp_path / "work")
     assert all(isinstance(chain(matrix.owner)[-1], Mask) for matrix in matrices_of(model, MODULES))
     masked = logits(model)
