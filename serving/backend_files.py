@@ -15,6 +15,7 @@ SHARED = (
     Path(export.__file__).parent / "runtimes" / "padded_model.py",
     Path(compressor.__file__).parent / "tasks" / "first_tokens.py",
     Path(compressor.__file__).parent / "tasks" / "kinds" / "best_spans.py",
+    Path(compressor.__file__).parent / "tasks" / "kinds" / "span_marks.py",
 )
 """Files that each backend's folder gets beside its model.py."""
 

@@ -13,6 +13,7 @@ import numpy as np
 from best_spans import answer_characters, best_span, candidate_tokens
 from door import Refused
 from first_tokens import first_tokens
+from span_marks import has_read_marks
 from text_tasks import labels_of, of_any_kind
 
 WORD = re.compile(r"\S+")
@@ -38,6 +39,12 @@ def complete(row):
     if None in (places := first_tokens(row.encoding.offsets, words)):
         raise Refused(f"the tokenizer produces no token for word {places.index(None) + 1}")
     row.places = places
+
+
+def marked(row):
+    """Raises Refused for a text whose marks are cut off: its class would be that of a text without them."""
+    if not has_read_marks(row.written, row.encoding.offsets):
+        raise Refused("the marked spans lie behind what the model reads; shorten the text before them")
 
 
 def classes(facts, logits, rows):
@@ -128,7 +135,7 @@ class Format:
 
 FORMATS = {
     "classification": Format(classes),
-    "marked": Format(classes),
+    "marked": Format(classes, check=marked, offsets=True),
     "regression": Format(numbers),
     "tokens": Format(entities, spaced_words, complete, offsets=True),
     "multilabel": Format(label_sets),

@@ -312,6 +312,13 @@ def test_a_text_is_cut_behind_its_marks_alone(tmp_path, folder):
         read_data(folder, config)
     needed = int(told.value.errors[0].fix.split()[3])
     assert read_data(folder, config.model_copy(update={"max_length": needed})).train.labels.tolist() == [0, 1, 0]
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.enable_truncation(7)
+    texts = ("[ it ] rained" + " it" * 9, "it " * 9 + "[ it ]")
+    read, cut = ((["a", "b"], np.array([2.0, 1.0]), text, tokenizer.encode(text)) for text in texts)
+    assert kind_of("marked").prediction(*read).label == "a"
+    with pytest.raises(UserError, match=r"E717 the marked spans of .* lie behind what the model reads"):
+        kind_of("marked").prediction(*cut)
 
 
 # --- several labels ---

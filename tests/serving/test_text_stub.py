@@ -218,6 +218,18 @@ def test_no_more_of_a_text_is_tokenized_than_the_model_can_read(modules, served)
         np.testing.assert_array_equal(response.tensors["SCORES"], whole.tensors["SCORES"])
 
 
+def test_a_text_whose_marks_are_cut_off_is_refused(modules, served, tmp_path):
+    """8 tokens are read, the first and the last of which are special."""
+    arguments, facts = served(["TEXT"], "TYPE_STRING", ["LABEL"]), tmp_path / "m" / "1" / "serving.json"
+    facts.write_text(json.dumps({**json.loads(facts.read_bytes()), "task": "marked"}))
+    model, sizes = start(modules("compress_text", "model"), arguments)
+    texts = ["a [ film ] was great a b", "a b a b a [ film ]", "a b a b a b a b a b", "[ film ] was { great }"]
+    found = model.execute([request(TEXT=np.array([[text.encode()]], dtype=object)) for text in texts])
+    codes = [response.error and response.error.code for response in found]
+    assert codes == [None, "INVALID_ARG", None, "INVALID_ARG"] and sum(sizes) == 2
+    assert "the marked spans lie behind what the model reads" in str(found[1].error)
+
+
 def test_a_failure_of_the_runtime_is_only_of_its_rows(modules, served):
     arguments = served(["TEXT"], "TYPE_STRING", ["LABEL"], {"max_batch_tokens": "8"})
     model, _ = start(modules("compress_text", "model"), arguments)

@@ -9,23 +9,26 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from compressor.errors import UserError
 from compressor.tasks import TaskConfig
 from compressor.tasks.kinds.classification import KIND as CLASSIFICATION
+from compressor.tasks.kinds.classification import Prediction
+from compressor.tasks.kinds.span_marks import MARKS, has_read_marks
 from compressor.tasks.rows import Split
 from compressor.tasks.task_kind import Example, require_text
 
-MARKS = (("[ ", " ]"), ("{ ", " }"))
-"""What stands before and behind the first span, and the second."""
+if TYPE_CHECKING:
+    from tokenizers import Encoding
+
 FIX = 'Write words that occur once in the text, or their first word\'s number and the words, e.g. [7, "He"]'
 
 
@@ -76,9 +79,8 @@ def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[
     """Tokens, truncated to `task.max_length`, and labels (rows,). Raises UserError E213 where that cuts off a mark."""
     texts = [text for (text,) in split.texts]
     encoded = tokenizer(texts, truncation=True, max_length=task.max_length, padding=False, return_offsets_mapping=True)
-    ends = [max(end for _, end in offsets) for offsets in encoded.pop("offset_mapping")]
-    last = [max(text.rfind(mark.strip()) for _, mark in MARKS) for text in texts]
-    if cut := [row for row, (end, mark) in enumerate(zip(ends, last, strict=True)) if end <= mark]:
+    offsets = encoded.pop("offset_mapping")
+    if cut := [row for row, text in enumerate(texts) if not has_read_marks(text, offsets[row])]:
         longest = max(map(len, tokenizer([texts[row] for row in cut], truncation=False, verbose=False)["input_ids"]))
         what = f"max_length {task.max_length} cuts off a marked span of {len(cut)} of {len(texts)} rows"
         fix = f"Set task.max_length to {longest} where the model has so many positions, or shorten such texts"
@@ -86,10 +88,19 @@ def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[
     return [{key: encoded[key][row] for key in encoded} for row in range(len(texts))], np.array(split.labels)
 
 
+def prediction(names: Sequence[str], logits: np.ndarray, text: str, encoding: Encoding) -> Prediction:
+    """The class of a marked text from logits (classes,). Raises UserError E717 where a mark was cut off."""
+    if not has_read_marks(text, encoding.offsets):
+        what = f"the marked spans of {text!r:.60} lie behind what the model reads"
+        raise UserError("E717", what, "Shorten the text before them")
+    return CLASSIFICATION.prediction(names, logits, text, encoding)
+
+
 KIND = replace(
     CLASSIFICATION,
     name="marked",
     encode=encode,
+    prediction=prediction,
     example=example,
     texts=marked_text,
     pair=lambda task: False,
