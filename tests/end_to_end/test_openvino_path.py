@@ -65,7 +65,7 @@ def test_the_report_shows_every_runtime_and_compares_within_the_deployed_one(rep
         "compressed OpenVINO fp32",
         "compressed OpenVINO int8",
     ]
-    assert "against dense OpenVINO)" in account["headline"]
+    assert "against the fastest dense file, " in account["headline"]
     assert any(line.startswith("Against the fastest dense file, ") for line in account["notes"])
     assert "openvino" in account["machine"]["packages"]
     text = (folder / "report.md").read_text()
