@@ -20,7 +20,8 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from compressor.errors import UserError
 from compressor.models.normalized import normalized
-from export.graph.trace import trace, trace_named, unchanged
+from export.graph.attention import plain_attention
+from export.graph.trace import AXES, trace_named, unchanged
 
 BATCH, SEQUENCE, PAST, SOURCE = 2, 3, 5, 7
 """Sizes of the sample that is traced: all different, none 1."""
@@ -69,9 +70,11 @@ class Step(nn.Module):
 
 def trace_encoder(model: nn.Module) -> onnx.ModelProto:
     """(batch, sequence) ids and mask -> `present.N.encoder.key` and value (batch, heads, sequence, head size)."""
+    inputs = {name: torch.ones(BATCH, SOURCE, dtype=torch.long) for name in ("input_ids", "attention_mask")}
     with unchanged(model):
-        sample = {name: torch.ones(BATCH, SOURCE, dtype=torch.long).numpy() for name in ("input_ids", "attention_mask")}
-        return trace(EncoderGraph(model, list(_shapes(_sample_cache(model).cross_attention_cache))), sample)
+        crossed = list(_shapes(_sample_cache(model).cross_attention_cache))
+        with plain_attention(model):
+            return trace_named(EncoderGraph(model, crossed), inputs, dict.fromkeys(inputs, AXES))
 
 
 class EncoderGraph(nn.Module):
