@@ -18,7 +18,7 @@ from compressor.errors import CheckError, UserError
 from compressor.models.anatomy import layers_of
 from compressor.pruning.surgery import Removal, remove
 from export.generation.greedy import Decoder, generate, open_generator
-from export.graph.decoder import trace_generator
+from export.graph.decoder import trace_encoder, trace_generator
 from export.graph.files import save
 from export.runtimes.sessions import session
 from export.standalone.folder import export_folder
@@ -104,6 +104,13 @@ def padded(rows: list[list[int]], side: str) -> tuple[np.ndarray, np.ndarray]:
         places = {"left": range(spare, length), "right": range(len(row)), "between": [0, *range(spare + 1, length)]}[side]
         ids[number, list(places)], mask[number, list(places)] = row, 1
     return ids, mask
+
+
+def test_the_encoder_of_a_text_to_text_model_gives_what_its_decoder_reads():
+    outputs = trace_encoder(tiny("t5", torch.float32, auto=GENERATES["t5"])).graph.output
+    assert [value.name for value in outputs] == [
+        f"present.{block}.encoder.{name}" for block in "012" for name in ("key", "value")
+    ]
 
 
 @pytest.mark.parametrize("architecture, kind", TRIED)
