@@ -5,6 +5,7 @@
 Delta files with random values, of the size that training gives them, and 2 to 5 classes a task. `compress delta stack` puts
 them into one file and compares every task with its own merged model. Memory is of one process a file, after batches of 8 rows
 of 128 tokens; the times are of one process in which both sessions live, in shuffled order, with the single model twice (A/A).
+One file loaded twice differs by up to 0.7 ms a request, so all are loaded several times.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import gc
 import json
 import random
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -27,6 +29,8 @@ import numpy as np
 KINDS = ("dsee", "lora", "lora, all", "dsee, all", "selective, all", "bitfit", "adapter")
 SHAPES = ((1, 16), (1, 32), (1, 128), (8, 32), (8, 128))
 ALLOWED_MEMORY, ALLOWED_MS = 1.1, 1.0
+LOADS, FIRST = 8, 3
+"""How often the files are loaded, and the rounds of each load that are not counted."""
 
 
 def write_tasks(reference: str, kind: str, count: int, folder: Path) -> list[Path]:
@@ -110,26 +114,44 @@ def print_resident(path: Path, tasks: int, threads: int) -> None:
 
 
 def timed(single: Path, many: Path, tasks: int, threads: int, rounds: int) -> dict[str, dict[str, float]]:
-    """Figures of every shape: medians of the single model, and of the differences to it within a round, by the clock and by
-    the CPU time of the process. The single model has two sessions; its second one is the control."""
-    live = {
-        "single": request(single, 1, threads),
-        "again": request(single, 1, threads),
-        "many": request(many, tasks, threads),
-    }
-    shuffle, times = random.Random(0), {shape: {name: [] for name in live} for shape in SHAPES}
-    for number in range(rounds + 3):
+    """Figures of every shape, means over the loads: medians of the single model, and of the differences to it within a round,
+    by the clock and by the CPU time of the process; `error` is the standard error of `more`. The single model has two sessions;
+    its second one is the control."""
+    shuffle, loads = random.Random(0), []
+    for _ in range(LOADS):
+        live = {
+            "single": request(single, 1, threads),
+            "again": request(single, 1, threads),
+            "many": request(many, tasks, threads),
+        }
+        times = in_turn(live, -(-rounds // LOADS), shuffle)
+        loads.append({shape: differences(times[shape]) for shape in SHAPES})
+    return {f"{rows} x {length}": over_loads([load[rows, length] for load in loads]) for rows, length in SHAPES}
+
+
+def in_turn(live: dict[str, Callable], rounds: int, shuffle: random.Random) -> dict[tuple[int, int], dict[str, list]]:
+    """(seconds by the clock, of CPU) of every request, by shape and session."""
+    times = {shape: {name: [] for name in live} for shape in SHAPES}
+    for number in range(rounds + FIRST):
         for shape in SHAPES:
             for name in shuffle.sample(list(live), len(live)):
                 start = time.perf_counter(), time.process_time()
                 live[name](*shape)
-                if number >= 3:
+                if number >= FIRST:
                     times[shape][name].append((time.perf_counter() - start[0], time.process_time() - start[1]))
-    return {f"{rows} x {length}": differences(times[rows, length]) for rows, length in SHAPES}
+    return times
+
+
+def over_loads(loads: list[dict[str, float]]) -> dict[str, float]:
+    """The means of the loads' figures, and the standard error of what the stacked model takes more by the clock."""
+    more = [load["more"] for load in loads]
+    return {key: statistics.fmean(load[key] for load in loads) for key in loads[0]} | {
+        "error": statistics.stdev(more) / len(more) ** 0.5
+    }
 
 
 def differences(times: dict[str, list[tuple[float, float]]]) -> dict[str, float]:
-    """Medians in milliseconds, of differences within a round."""
+    """Medians of one load in milliseconds, of differences within a round."""
     single, again, many = (1000 * np.array(times[name]) for name in ("single", "again", "many"))
     control, more = np.median(again - single, axis=0), np.median(many - (single + again) / 2, axis=0)
     return {
@@ -173,7 +195,7 @@ def report(figures: list[dict], options: argparse.Namespace) -> str:
         "",
         f"`{options.command}`",
         "",
-        f"{options.threads} threads. Random deltas, 2 to 5 classes a task.",
+        f"{options.threads} thread{'s' * (options.threads != 1)}. Random deltas, 2 to 5 classes a task.",
         "",
         "## Memory and answers",
         "",
@@ -193,15 +215,15 @@ def report(figures: list[dict], options: argparse.Namespace) -> str:
         "## Milliseconds a request",
         "",
         "Medians: of one merged model, and of the differences to it within a round, of that model in a second session (A/A)",
-        "and of the stacked one. The tasks of a batch are random. Allowed for one row: less than 1 ms more. CPU time is of the",
-        "whole process; unlike the clock it does not count other processes on the machine.",
+        f"and of the stacked one; means over {LOADS} loads of the files, ± standard error. The tasks of a batch are random. Allowed",
+        "for one row: less than 1 ms more. CPU time is of the whole process; unlike the clock it does not count other processes.",
         "",
         "| deltas | rows x tokens | one model | A/A | stacked | one model, CPU | A/A, CPU | stacked, CPU |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in figures:
         for shape, by in row["times"].items():
-            cells = [f"{by['single']:.2f}", f"{by['control']:+.2f}", f"{by['more']:+.2f}"]
+            cells = [f"{by['single']:.2f}", f"{by['control']:+.2f}", f"{by['more']:+.2f} ± {by['error']:.2f}"]
             cells += [f"{by['single_cpu']:.2f}", f"{by['control_cpu']:+.2f}", f"{by['more_cpu']:+.2f}"]
             lines.append(f"| {row['kind']} | {shape} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
@@ -222,7 +244,7 @@ def main() -> None:
         print_resident(options.memory_of, options.tasks, options.threads)
         return
     command = f"python benchmarks/many_tasks.py --model {options.model} --tasks {options.tasks} --kinds '{options.kinds}'"
-    options.command = f"{command} --rounds {options.rounds}"
+    options.command = f"{command} --rounds {options.rounds} --threads {options.threads}"
     figures = []
     for kind in options.kinds.split(";"):
         with tempfile.TemporaryDirectory() as scratch:
