@@ -61,7 +61,7 @@ test: lint ## lint, format check and the fast tests
 
 test-full: lint ## the same with the long loops, and with what only they need (Ray, data sets of the hub)
 	@$(PIP) -c constraints.txt -e '.[$(EXTRAS),sweep,data]'
-	@$(BIN)/pytest $(WORKERS) -m "slow or not slow"
+	@$(BIN)/pytest $(WORKERS) -m "slow or not slow" -o timeout=3000 -o faulthandler_timeout=3600
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .
