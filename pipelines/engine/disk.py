@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,7 +36,8 @@ def disk_fault(error: BaseException, folder: Path | None = None) -> UserError | 
     """
     if isinstance(error, CompressError) and error.code in ("E801", "E804"):
         return None  # already reported
-    for cause in _chain(error):
+    error = _plain(error)
+    for cause in map(_plain, _chain(error)):
         if (number := _full(cause)) is not None:
             return UserError("E804", FULL[number], "Free disk space; finished stages are kept", _place(cause, folder))
     if isinstance(error, CompressError):
@@ -58,6 +60,18 @@ def shortened(text: str, most: int = 400) -> str:
     """The text on one line, with its middle left out if it is long."""
     line = " ".join(text.split())
     return line if len(line) <= most else f"{line[: most // 2]} ... {line[-most // 2 :]}"
+
+
+def _plain(error: BaseException) -> BaseException:
+    """The error; if tempfile found no folder to write to, which it says without a reason, the one met in the first of them."""
+    if not (isinstance(error, FileNotFoundError) and "No usable temporary directory" in str(error)):
+        return error
+    try:
+        with tempfile.TemporaryFile(dir=os.environ.get("TMPDIR") or "/tmp", buffering=0) as file:
+            file.write(b"x")
+    except OSError as reason:
+        return reason
+    return error
 
 
 def _full(error: BaseException) -> int | None:

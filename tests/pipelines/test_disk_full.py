@@ -49,6 +49,17 @@ def test_what_is_a_full_disk(error, code):
     assert (fault and fault.code) == code
 
 
+@pytest.mark.parametrize(("mode", "code"), [("full", "E804"), ("gone", None)])
+def test_a_temporary_folder_that_cannot_be_written(mode, code):
+    """tempfile asks for one when a library is imported, and says no reason."""
+    ask = "import resource, tempfile; from pathlib import Path; from pipelines.engine.disk import disk_fault"
+    limit = "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))" if mode == "full" else "tempfile._candidate_tempdir_list = list"
+    found = "fault = disk_fault(error, Path('runs')); print(fault and fault.code)"
+    program = f"{ask}\n{limit}\ntry:\n    tempfile.gettempdir()\nexcept FileNotFoundError as error:\n    {found}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == str(code)
+
+
 def test_an_error_that_holds_itself_ends(tmp_path):
     first, second = ValueError("a"), ValueError("b")
     first.__context__, second.__context__ = second, first
@@ -69,6 +80,7 @@ LIMITED = textwrap.dedent(
     import resource, sys
     from pathlib import Path
     import pytest
+    import torch  # once whole: an import that met the limit cannot be taken up by the next run in this process
     if sys.argv[4] == "toys":
         from tests.pipelines import toys
         toys.install(pytest.MonkeyPatch())
