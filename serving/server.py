@@ -7,6 +7,7 @@ import itertools
 import os
 import secrets
 import shutil
+import signal
 import socket
 import tempfile
 from collections.abc import Sequence
@@ -140,8 +141,13 @@ class EmbeddedServer:
                 # a free port can be taken before Triton binds it
                 if self._requested_ports["grpc"] or attempt == ATTEMPTS:
                     raise
-                self.triton.stop(0)
+                self._end_triton()
                 self.ports["grpc"] = free_port(0)
+            except UserError:
+                # Triton 2.51 sometimes aborts while its models start on busy cores (its issue 8882); its log says so
+                if self.triton.process.poll() != -signal.SIGABRT or attempt == ATTEMPTS:
+                    raise
+                self._end_triton()
 
     def _start_triton(self, bundle: Bundle) -> None:
         shown = {str(self._linked): str(self.repository)}
@@ -197,13 +203,17 @@ class EmbeddedServer:
             self._start_guard()
         if self.triton.fault():
             self.guard.tell("starting")
-            self.triton.stop(0)
-            shared_memory.remove_regions(self.stage.name)
-            for name in ("http.sock", "metrics.sock"):
-                (self.stage / name).unlink(missing_ok=True)
+            self._end_triton()
             self._start_triton(find_bundle())
         else:
             self.guard.tell("up")
+
+    def _end_triton(self) -> None:
+        """End what is left of a Triton that is to be started again."""
+        self.triton.stop(0)
+        shared_memory.remove_regions(self.stage.name)
+        for name in ("http.sock", "metrics.sock"):
+            (self.stage / name).unlink(missing_ok=True)
 
     def refuse(self) -> None:
         """Refuse new HTTP requests from now on; those in flight are still answered."""

@@ -5,7 +5,6 @@ import os
 import random
 import signal
 import sys
-import threading
 import time
 
 import pytest
@@ -264,20 +263,19 @@ def test_a_run_that_is_stopped_goes_on_where_it_was(project, out, tmp_path, numb
     assert go(project, out).reused == ("select",)
 
 
-def test_two_runs_that_share_a_store_make_each_artifact_once(project, out, tmp_path, capfd):
+def test_two_runs_that_share_a_store_make_each_artifact_once(project, out, tmp_path):
     out.mkdir()
     (out / "trouble-tune").write_text("hang")
     process = start(tmp_path / "said", go, project, out)
     until(out / "hanging", process)
-    other = threading.Thread(target=go, args=(project, out, "name=other"))
-    other.start()
-    said = ""
-    while f"waiting for process {process.pid}" not in said:
-        said += capfd.readouterr().out
+    said = tmp_path / "said-by-other"
+    other = start(said, go, project, out, "name=other")
+    deadline = time.monotonic() + 60
+    while f"waiting for process {process.pid}" not in (said.read_text() if said.exists() else ""):
+        assert other.is_alive() and time.monotonic() < deadline
         time.sleep(0.005)
     (out / "trouble-tune").unlink()
-    other.join(30)
-    assert wait(process) == 0
+    assert wait(process) == wait(other) == 0
     assert sorted(calls(out)) == sorted([*IDS, "report"])
     records = json.loads((out / "other" / "run.json").read_text())["stages"]
     assert [record["reused"] for record in records[:2]] == [True, True], "what another process made was waited for"

@@ -1,6 +1,7 @@
 """The embedded server: starts, stops without a trace, and says why it cannot start."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from compressor.errors import UserError
 from serving import running, server
 from serving.repository import write_repository
 from serving.server import EmbeddedServer
-from serving.triton_process import diagnose
+from serving.triton_process import TritonProcess, diagnose
 
 ROOT = Path(__file__).parents[2]
 
@@ -115,6 +116,23 @@ def test_a_port_lost_to_a_race_is_chosen_again_and_a_crash_is_reported(repositor
         launched[-1].wait()
         assert "E709 the Triton server was killed by SIGKILL" in str(embedded.fault())
     assert len(launched) == 3 and all(gone(process.pid) for process in launched)
+
+
+@pytest.mark.usefixtures("triton")
+def test_a_triton_that_aborts_while_it_starts_is_started_again(repository, tmp_path, launched, monkeypatch):
+    """Triton 2.51 does so now and then where its models start on busy cores; each start after it is as likely to work."""
+    wait, waits = TritonProcess.wait_until_ready, []
+
+    def abort_the_first(triton, seconds):
+        waits.append(seconds)
+        if len(waits) < 3:
+            triton.process.send_signal(signal.SIGABRT)
+        wait(triton, seconds)
+
+    monkeypatch.setattr(TritonProcess, "wait_until_ready", abort_the_first)
+    with EmbeddedServer(repository, log_path=tmp_path / "log", models=()) as embedded:
+        assert len(waits) == 3 and embedded.fault() is None
+    assert all(gone(process.pid) for process in launched)
 
 
 @pytest.mark.usefixtures("triton")
