@@ -100,6 +100,7 @@ def test_a_classifier_of_tokens(tmp_path):
     assert abs(run(session(tmp_path / "onnx" / "model.onnx"), rows) - expected)[rows["attention_mask"] == 1].max() < 1e-5
 
 
+@pytest.mark.slow
 def test_an_architecture_without_a_row_is_tried(folders, tmp_path):
     summary = export_folder(str(folders / "other"), tmp_path / "onnx", precisions=["fp32"])
     assert summary["notes"] == ["'ernie' is not a supported architecture: it can be exported, not pruned"]

@@ -170,6 +170,7 @@ def weight_bytes(path: Path) -> int:
     return sum(len(tensor.raw_data) for tensor in onnx.load(path).graph.initializer)
 
 
+@pytest.mark.slow
 def test_a_row_ends_at_its_end(exported):
     """The others go on; behind the end a row is padded, and all stop when the last has ended."""
     made = exported("gpt2", "cut")

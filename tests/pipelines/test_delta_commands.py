@@ -200,6 +200,7 @@ def test_convert_says_what_it_cannot_take(compress, base, file, tmp_path):
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.slow
 def test_stack(compress, base, file, tmp_path):
     other = write(base, task(base, "lora", seed=1), tmp_path / "other.delta.safetensors")
     out = tmp_path / "many"

@@ -231,6 +231,7 @@ def test_a_target_in_milliseconds(project, tmp_path, tables, unmeasured, share):
     assert asked - unit < found["predicted"] <= asked < whole["predicted"]
 
 
+@pytest.mark.slow
 def test_a_target_that_the_table_misses_is_met_by_measurement(project, tmp_path, tables, compress, monkeypatch):
     """The model turns out 5 % slower than the table says, so as much more is saved; and the record holds both trials."""
 
