@@ -51,12 +51,12 @@ DAMAGED = "The folder is damaged: create it again"
 WEIGHTS, WITH_INSERTS, INSERTS_FILE = "model.safetensors", "model_with_inserts.safetensors", "inserts.json"
 
 
-def save_state(model: nn.Module, folder: Path, *, base: str, base_sha256: str, label_names: list[str]) -> None:
+def save_state(model: nn.Module, folder: Path, *, base: str, base_sha256: str, label_names: list[str], kind: str = "") -> None:
     """Write state.json, head.safetensors, changes.safetensors, and weights.safetensors if the base weights were trained.
 
-    `base` is the reference the user wrote; its sha256 is checked on loading.
+    `base` is the reference the user wrote; its sha256 is checked on loading. `kind` is that of the task, if its head does not
+    tell it.
     """
-
     folder.mkdir(parents=True, exist_ok=True)
     changes, tensors = describe_changes(model)
     weights = _plain_weights(model)
@@ -69,6 +69,7 @@ def save_state(model: nn.Module, folder: Path, *, base: str, base_sha256: str, l
         "format": FORMAT,
         "base": {"reference": base, "sha256": base_sha256},
         "labels": label_names,
+        **({"kind": kind} if kind else {}),
         **class_facts(model),
         "weights_moved": compression_of(model).weights_moved,
         "kept": kept_of(model),
@@ -145,6 +146,7 @@ def _check_description(description: dict) -> None:
         "base": isinstance(base, dict) and all(isinstance(base.get(key), str) for key in ("reference", "sha256")),
         "labels": isinstance(labels, list) and all(isinstance(label, str) for label in labels),
         "weights_moved": isinstance(description.get("weights_moved"), bool),
+        "kind": isinstance(description.get("kind", ""), str),
         **{key: isinstance(description.get(key), dict) for key in ("kept", "changes")},
     }
     if wrong := [key for key, well in sound.items() if not well]:

@@ -60,6 +60,8 @@ class DeltaFile:
     """Checksum over the description and every tensor."""
     auto_class: str = SEQUENCES
     """Auto class of the tuned model."""
+    kind: str = ""
+    """The kind of task, where the task head does not tell it."""
     shared: DeltaFile | None = None
     """The file in the same folder with what this task shares with others."""
 
@@ -76,15 +78,24 @@ class DeltaFile:
 
 
 def write(
-    model: nn.Module, path: Path | str, *, base: str, base_sha256: str, label_names: Sequence[str], head: bool = True
+    model: nn.Module,
+    path: Path | str,
+    *,
+    base: str,
+    base_sha256: str,
+    label_names: Sequence[str],
+    head: bool = True,
+    kind: str = "",
 ) -> None:
-    """Write every change of `model`, and its task head, to `path`, atomically.
+    """Write every change of `model`, and its task head, to `path`, atomically. `kind` is that of the task, if its head does not
+    tell it.
 
     Raises UserError E312 if the changes of the model cannot be stored as a delta.
     """
     changes, tensors = changes_of(model)
     heads = {name: model.get_parameter(name).detach() for name in sorted(head_names(model))} if head else None
     facts = {"base": base, "base_sha256": base_sha256, "labels": list(label_names), **class_facts(model)}
+    facts |= {"kind": kind} if kind else {}
     save(path, facts, changes, tensors, heads, kept=kept_of(model))
 
 
@@ -251,6 +262,7 @@ def _parse(text: str, flat: dict[str, Tensor], place: str, alone: bool) -> Delta
         head=head,
         sha256=sha256,
         auto_class=auto_class,
+        kind=description.get("kind", ""),
         shared=_read_shared(description["shared"], place) if "shared" in description else None,
     )
 

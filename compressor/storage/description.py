@@ -100,6 +100,7 @@ class _Description(_Part):
     base_sha256: Name
     labels: Annotated[list[Name], Field(max_length=10_000)]
     auto_class: Name = ""
+    kind: Name = ""
     kept: _Kept | Annotated[dict[Name, Any], Field(max_length=0)]
     changes: _Layout
     head: Shapes | None

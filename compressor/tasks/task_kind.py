@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from compressor.errors import UserError
-from compressor.models.hub import GENERATES, GENERATIVE, SEQUENCES
+from compressor.models.hub import GENERATES, GENERATIVE, SEQUENCES, TOKENS
 from compressor.tasks import KINDS, TaskConfig
 from compressor.tasks.features import encode
 from compressor.tasks.metrics import difference_interval, interval
@@ -295,6 +295,16 @@ def kind_for(task: TaskConfig, names: Sequence[str] | None = None) -> TaskKind:
         raise UserError("E218", f"no class is called '{task.positive!s:.60}', as positive says", f"Classes: {', '.join(names)}")
     positive = 1 if task.positive is None else list(names).index(str(task.positive))
     return kind.with_metric(key, positive, binary=len(names) == 2)
+
+
+def kind_shown(auto_class: str, outputs: int) -> str:
+    """The name of the kind that a model which predicts labels is taken for by its task head alone."""
+    return "tokens" if auto_class == TOKENS else kind_with(outputs).name
+
+
+def kind_recorded(kind: TaskKind, outputs: int) -> str:
+    """What a model's file records of its kind of task: its name where the head would be taken for another kind, else ''."""
+    return "" if kind.generates or kind.name == kind_shown(kind.auto_class, outputs) else kind.name
 
 
 def kind_with(outputs: int) -> TaskKind:

@@ -13,13 +13,13 @@ from torch import nn
 
 from compressor.deltas.stacking import changes_of_task, stack_tasks
 from compressor.errors import UserError
-from compressor.models.hub import GENERATIVE, TOKENS, Reference, padding_id, tokenizer_of
+from compressor.models.hub import GENERATIVE, Reference, padding_id, tokenizer_of
 from compressor.models.tasks_table import BY_AUTO_CLASS
 from compressor.storage.delta_file import DeltaFile, read
 from compressor.storage.live import apply, base_of, load_on, strip
 from compressor.tasks.features import pad, predict, torch_forward
 from compressor.tasks.predictions import every_token
-from compressor.tasks.task_kind import kind_with
+from compressor.tasks.task_kind import kind_shown, kind_with
 from export.graph.rewrite import can_fuse
 from export.many.stacked_graph import TASK, trace_stacked, write_stacked
 from export.parity.compare import ParityResult, compare, require
@@ -149,6 +149,8 @@ def _check_alike(paths: Sequence[Path], deltas: Sequence[DeltaFile]) -> None:
 def _differs(delta: DeltaFile, first: DeltaFile) -> str:
     if delta.auto_class in GENERATIVE:
         return "a task that generates cannot be stacked"
+    if delta.kind:
+        return f"a task of kind '{delta.kind}' needs a model of its own"
     if not delta.labels:
         return "this is the file that tasks share, not one of the tasks"
     if delta.base_sha256 != first.base_sha256:
@@ -163,7 +165,7 @@ def _differs(delta: DeltaFile, first: DeltaFile) -> str:
 
 def _facts(paths: Sequence[Path], deltas: Sequence[DeltaFile]) -> list[list[Any]]:
     """Labels, kinds and bytes of the tasks."""
-    kinds = ["tokens" if delta.auto_class == TOKENS else kind_with(len(delta.labels)).name for delta in deltas]
+    kinds = [kind_shown(delta.auto_class, len(delta.labels)) for delta in deltas]
     return [[delta.labels for delta in deltas], kinds, [path.stat().st_size for path in paths]]
 
 

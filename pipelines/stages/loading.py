@@ -14,6 +14,7 @@ from compressor.pruning.surgery import kept_of
 from compressor.tasks import TaskConfig
 from compressor.tasks.data import Data, MetricInputs, TokenRows, read_data, read_test_rows
 from compressor.tasks.features import Forward, metric_inputs_of, predict, torch_forward
+from compressor.tasks.task_kind import kind_recorded
 from pipelines.engine.stage import Artifact, BaseModelReference, Inputs, Workspace
 from pipelines.stages.generated_texts import score_model, with_scores
 
@@ -92,6 +93,7 @@ def publish_model(model: nn.Module, inputs: Inputs, data: Data, workspace: Works
         base=inputs.base.reference,
         base_sha256=inputs.base.sha256,
         label_names=data.label_names,
+        kind=kind_recorded(data.kind, len(data.label_names)),
     )
     return {
         "merged": False,

@@ -5,6 +5,8 @@ from dataclasses import asdict
 
 import pytest
 
+from compressor.storage.delta_file import read
+from pipelines.cli.work.delta_work import convert
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
 from pipelines.runs.verify import verify
@@ -73,6 +75,14 @@ def test_it_learns_and_keeps_what_it_learned(project):
     assert set(quality) == {*least, "interval", "rows"}
     assert all(quality[key] >= value for key, value in least.items()), quality
     assert all(hop["passed"] for made in artifacts.values() for hop in made.metadata.get("parity", []))
+
+
+@pytest.mark.slow
+def test_a_delta_file_names_its_kind(project, run, tmp_path):
+    base = str(project[1].parent / "model")
+    convert(run.artifacts["tune"].folder, tmp_path / "one", base, "delta", None, True)
+    convert(tmp_path / "one", tmp_path / "two", base, "delta", None, True)
+    assert read(tmp_path / "two").kind == project[0]
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ import click
 from torch import nn
 
 import compressor
-from compressor.checkpoint import STATE_FILE, save_checkpoint
+from compressor.checkpoint import STATE_FILE, read_description, save_checkpoint
 from compressor.deltas.links import merge_all
 from compressor.errors import UserError
 from compressor.models.hub import GENERATIVE, build, find_folder, is_hub_id, resolve
@@ -58,6 +58,8 @@ def info(file: Path, as_json: bool) -> None:
         counts = ", ".join(f"{layer}: {'/'.join(map(str, row.values()))}" for layer, row in kept.items())
         click.echo(f"pruned   {'/'.join(next(iter(kept.values())))} left in each layer: {counts}")
     click.echo(f"labels   {', '.join(facts['labels'])}")
+    if facts["kind"]:
+        click.echo(f"kind     {facts['kind']}")
 
 
 def _facts(file: Path, delta: DeltaFile) -> dict[str, Any]:
@@ -70,6 +72,7 @@ def _facts(file: Path, delta: DeltaFile) -> dict[str, Any]:
         "base": delta.base,
         "base_sha256": delta.base_sha256,
         "labels": delta.labels,
+        "kind": delta.kind,
         "kept": {layer: {word: len(units) for word, units in row.items()} for layer, row in delta.kept.items()},
         "changes": [account._asdict() for account in accounts(delta.layout)],
         "trained": held.trained,
@@ -132,7 +135,7 @@ def convert(src: Path, dst: Path, base: str | None, form: str, labels: str | Non
     dst.parent.mkdir(parents=True, exist_ok=True)
     if form == "delta":
         names = list(model.config.id2label.values())
-        write(model, dst, base=origin.reference, base_sha256=origin.sha256, label_names=names, head=head)
+        write(model, dst, base=origin.reference, base_sha256=origin.sha256, label_names=names, head=head, kind=_kind(src))
     else:
         form = write_peft(model, dst, base=_loadable(origin.reference, dst), head=head)
     click.echo(f"{form}: {dst}" + ("" if head else " (without a task head)"))
@@ -161,6 +164,13 @@ def _open(src: Path, base: str | None, labels: str | None) -> tuple[nn.Module, b
         return load_on(delta, base, src), delta.head is not None
     fix = f"Give a delta file, or a folder with {STATE_FILE} or {CONFIG}"
     raise UserError("E315", "neither a state, a delta file nor a peft adapter", fix, str(src))
+
+
+def _kind(src: Path) -> str:
+    """The kind of task that a source records; an adapter of peft records none."""
+    if src.is_file():
+        return read(src).kind
+    return read_description(src).get("kind", "") if (src / STATE_FILE).is_file() else ""
 
 
 def _open_peft(src: Path, base: str | None, labels: str | None) -> tuple[nn.Module, bool]:
