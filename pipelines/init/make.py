@@ -96,7 +96,7 @@ def make(options: InitOptions, say: Say = lambda title, text: None) -> Made:
     faults of data and model, E801 and E804 if nothing can be written.
     """
     files, name = _chosen(options, find_files(options.data)), _name(options.data)
-    _check_free(options, [options.out])
+    _check_free(options, files, [options.out])
     train, validation, guessed = _read(options, files)
     test = _test(files, guessed, train) if validation.path != files.test else None
     if validation.path == files.test:
@@ -123,10 +123,10 @@ def make(options: InitOptions, say: Say = lambda title, text: None) -> Made:
             say("subset", f"{int(kept * rows['train']):,} of {rows['train']:,} training rows, for a first run in minutes")
         numbers = {"max_length": length, "sparse": has_places(model, guessed.kind), "rows": rows["train"], "kept": kept}
         facts = _facts(options, guessed, name, paths, scratch, numbers, why_length)
-        _check_free(options, copies)
+        _check_free(options, files, copies)
         plan = _write_and_check(facts, options, paths, scratch, model)
-        files = _move(scratch, options.out)
-    return Made(files, time_of(plan, facts, mean, rows))
+        written = _move(scratch, options.out)
+    return Made(written, time_of(plan, facts, mean, rows))
 
 
 def _chosen(options: InitOptions, files: Files) -> Files:
@@ -224,12 +224,24 @@ def _placed(table: DataTable, role: str, name: str, out: Path, scratch: Path) ->
     return path
 
 
-def _check_free(options: InitOptions, paths: Sequence[Path]) -> None:
-    """Raise UserError E133 for an existing file that would be replaced."""
+def _check_free(options: InitOptions, files: Files, paths: Sequence[Path]) -> None:
+    """Raise UserError E133 for an existing file that would be replaced; for one that is read, whatever the options."""
     more = [options.out.parent / SCHEMA_FILE] if options.schema else []
+    data = [file for file in (options.data, files.train, files.validation, files.test) if file is not None]
     for path in (*paths, *more):
-        if (path.exists() or path.is_symlink()) and not options.force:
+        if any(_same(path, file) for file in data):
+            fix = "Choose an --out in another folder, or another name"
+            raise UserError("E133", "the data are read from this file, which would be replaced", fix, str(path))
+        if os.path.lexists(path) and not options.force:
             raise UserError("E133", "the file exists already", "Choose another --out, or replace it with --force", str(path))
+
+
+def _same(path: Path, other: Path) -> bool:
+    """Whether two paths lead to one existing file."""
+    try:
+        return os.path.samefile(path, other)
+    except OSError:  # one of them is missing
+        return False
 
 
 SCHEMA_FILE = "pipeline.schema.json"

@@ -332,6 +332,20 @@ def test_nothing_is_overwritten_without_force(ask, tmp_path):
     assert ask("--schema")[0] == 2 and schema.read_text() == "mine" and not out.exists()
 
 
+def test_data_are_never_replaced_by_their_copy(compress, models, tmp_path):
+    source = write(tmp_path / "reviews", **{"reviews-train__tsv": GOOD}) / "reviews-train.tsv"
+    rows = [dict(zip(("sentence", "label"), line.split("\t"), strict=True)) for line in GOOD.splitlines()[1:]]
+    lines = "".join(f"{json.dumps(row)}\n" for row in rows)
+    other = write(tmp_path / "reviews", **{"reviews-train__jsonl": lines}) / "reviews-train.jsonl"
+    for data, out in ((other, other.with_name("pipeline.yaml")), (source, source)):
+        before = sorted(tmp_path.rglob("*"))
+        code, _, error = compress("init", data, "--model", models / "bert", "--split", 0.25, "--force", "--out", out)
+        assert code == 2 and error.startswith(f"E133 {data}: the data are read from this file"), error
+        assert (other.read_text(), source.read_text(), sorted(tmp_path.rglob("*"))) == (lines, GOOD, before)
+    missing = ("--validation", tmp_path / "none.tsv", "--force")
+    assert compress("init", source, "--model", models / "bert", *missing, "--out", other)[2].startswith("E201 ")
+
+
 def test_a_failure_leaves_nothing_behind(ask, data, tmp_path, compress):
     before = sorted(tmp_path.rglob("*"))
     (data / "dev.tsv").write_text("sentence\tlabel\nthe film\tmaybe\n")
