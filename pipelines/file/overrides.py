@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 from compressor.errors import UserError
 from compressor.tasks.sources.hub_set import is_hub
+from compressor.text_files import from_home
 from pipelines.engine import stage as stage_table
 from pipelines.engine.stage import load_stage
 from pipelines.file.faults import nearest
@@ -169,6 +171,6 @@ def _from_here(path: KeyPath, value: Any) -> Any:
     of_stage = load_stage(path[2]) if path[0] == "stages" and path[2] in stage_table.STAGE_NAMES else None
     data_file = path[-1] in of_stage.beside.files if of_stage else names_file(path)
     model = path == ("model",) or (of_stage is not None and path[-1] in of_stage.beside.models)
-    if data_file or (model and (value.startswith((".", "~")) or Path(value).is_dir())):
-        return str(Path.cwd() / Path(value).expanduser())
+    if data_file or (model and (value.startswith((".", "~")) or os.path.isdir(value))):
+        return str(Path.cwd() / from_home(value))
     return value

@@ -23,6 +23,7 @@ from compressor.models.architectures import row_of
 from compressor.models.hub import config_of, find_folder, resolve
 from compressor.tasks import GENERATED, PACKED, TaskConfig, ending
 from compressor.tasks.reading import TaskData, read_task, read_tests
+from compressor.text_files import from_home
 from pipelines.engine.preflight import check_inputs, check_packages, make_plan
 from pipelines.file.config import load_pipeline
 from pipelines.file.schema import schema_text
@@ -292,7 +293,7 @@ def _facts(
 
 def _reference(model: str, out: Path) -> str:
     """A folder as a path in the pipeline file; any other reference unchanged."""
-    place = Path(model).expanduser()
+    place = from_home(model)
     if model.startswith("package:") or not place.is_dir():
         return model
     inside = _seen_from(out, place.absolute())

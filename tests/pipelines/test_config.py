@@ -112,6 +112,36 @@ def test_wrong_overrides_are_named_as_they_were_typed(write, override, says):
     assert "\n" not in str(error.value)
 
 
+LONG = "a" * 300
+"""Longer than the name of a file may be."""
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["task=glue/sst2", "task={glue: sst2, folder: ~nobody.at.all}"], "E233 {mark}: "),
+        (["task=glue/sst2", f"task={{glue: sst2, folder: {LONG}}}"], "E233 {mark}: "),
+        (["task.train=hub:~nobody.at.all/x/train"], "E231 {mark}: "),
+        (["architecture=~nobody.at.all/row.json"], "E320 {folder}/~nobody.at.all/row.json: no such file"),
+        ([f"architecture={LONG}"], f"E320 {{folder}}/{LONG}: no such file"),
+    ],
+)
+def test_paths_that_no_file_can_have_are_told(write, tmp_path, overrides, says):
+    with pytest.raises(UserError) as error:
+        load_pipeline(write(), overrides)
+    assert str(error.value).startswith(says.format(mark=f"--set {overrides[-1]}", folder=tmp_path))
+
+
+def test_the_home_of_nobody_is_a_path_like_any_other(write, tmp_path):
+    pipeline = load_pipeline(write(), ["task.train=~nobody.at.all/train.tsv", f"model={LONG}"])
+    assert (pipeline.task.train, pipeline.model) == (Path.cwd() / "~nobody.at.all/train.tsv", LONG)
+    path = write("  - tune: {method: lora}\n  - recover: {texts: ~nobody.at.all/texts.tsv}\n")
+    path.write_text(path.read_text().replace("train: train.tsv", "train: ~nobody.at.all/train.tsv"))
+    pipeline = load_pipeline(path)
+    assert pipeline.task.train == tmp_path / "~nobody.at.all/train.tsv"
+    assert pipeline.stages[1].config.texts == tmp_path / "~nobody.at.all/texts.tsv"
+
+
 def test_every_fault_of_a_file_is_told_at_once(write):
     stages = """\
   - select: {count: 0, score: rcpa}

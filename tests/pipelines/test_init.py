@@ -461,6 +461,14 @@ def test_odd_names_of_files_and_columns(ask, tmp_path):
     assert ask("--text", text, "--label", label, "--force", file=folder)[0] == 0
 
 
+def test_paths_that_no_file_can_have_are_told(ask, data, compress, tmp_path):
+    for path in ("a" * 300 + ".tsv", "~nobody.at.all/train.tsv"):
+        assert ask(file=path)[2].startswith(f"E201 {path}: no such file or folder")
+        assert ask("--validation", path)[2].startswith(f"E201 {path}: no such file")
+    code, _, error = compress("init", data, "--model", "~nobody.at.all/bert", "--out", tmp_path / "pipeline.yaml")
+    assert code == 2 and error.startswith("E303 model '~nobody.at.all/bert': no such folder")
+
+
 def test_a_name_that_is_not_utf8_is_refused(ask, data):
     os.rename(data / "dev.tsv", bytes(data) + b"/dev\xff.tsv")
     code, _, error = ask()

@@ -20,7 +20,7 @@ from typing import Any
 from compressor.errors import UserError
 from compressor.tasks.sources import needed
 from compressor.tasks.sources.content import DATA
-from compressor.text_files import in_units
+from compressor.text_files import from_home, in_units
 
 HUB = "hub:"
 FORM = "hub:OWNER/NAME/SPLIT, with :CONFIG after NAME and :ROWS after SPLIT where needed"
@@ -65,7 +65,7 @@ def parse(reference: str, folder: Path) -> HubSplit:
         what = f"'{reference:.100}' is not a split of a data set"
         raise UserError("E230", what, f"Write {FORM}, e.g. hub:nyu-mll/glue:sst2/train:10000")
     if local:
-        place = str((folder / Path(place).expanduser()).resolve())
+        place = str((folder / from_home(place)).resolve())
     return HubSplit(reference, place, match["config"], match["split"], int(match["rows"]) if match["rows"] else None, local)
 
 
