@@ -89,6 +89,13 @@ def test_top_level_overrides_and_paths_from_here(write, tmp_path, monkeypatch):
     assert load_pipeline(write(), ["model=org/name"]).model == "org/name"
 
 
+def test_a_name_of_digits_is_a_key_and_no_place(write, tmp_path):
+    path = write()
+    path.write_text(path.read_text().replace("text:", "test: {2019: old.tsv, 2020: b.tsv}, text:"))
+    task = load_pipeline(path, [f"task.test.2019={tmp_path}/new.tsv", f"task.test.2021={tmp_path}/c.tsv"]).task
+    assert {name: file.name for name, file in task.test.items()} == {"2019": "new.tsv", "2020": "b.tsv", "2021": "c.tsv"}
+
+
 @pytest.mark.parametrize(
     ("override", "says"),
     [
@@ -103,6 +110,8 @@ def test_top_level_overrides_and_paths_from_here(write, tmp_path, monkeypatch):
         ("seed.x=1", "E104 --set seed.x=1"),
         ("select.count.x=1", "E109 --set select.count.x=1: 'stages[0].select.count' holds a value, not keys"),
         ("seed=[1", "E101 --set seed=[1:1: not YAML"),
+        ("stages.5=merge", "E104 --set stages.5=merge: not a stage"),
+        ("tune.0=1", "E102 --set tune.0=1: unknown key"),
     ],
 )
 def test_wrong_overrides_are_named_as_they_were_typed(write, override, says):
