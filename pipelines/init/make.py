@@ -29,7 +29,7 @@ from pipelines.file.config import load_pipeline
 from pipelines.file.schema import schema_text
 from pipelines.init import defaults
 from pipelines.init.data_files import DataTable, Files, find_files, read_table, require_name, role_of, split_rows
-from pipelines.init.first_numbers import STEPS_FOR, has_places, kept_share, max_length, time_of
+from pipelines.init.first_numbers import STEPS_FOR, has_places, kept_share, max_length, time_of, used_rows
 from pipelines.init.first_pipeline import Facts, pipeline_text
 from pipelines.init.guesses import Guess, guess, labelled
 from serving.bundle import find_bundle
@@ -121,7 +121,7 @@ def make(options: InitOptions, say: Say = lambda title, text: None) -> Made:
         say("max_length", f"{length}: {why_length}")
         kept = kept_share(options.rows, rows["train"])
         if kept:
-            say("subset", f"{int(kept * rows['train']):,} of {rows['train']:,} training rows, for a first run in minutes")
+            say("subset", f"{used_rows(kept, rows['train']):,} of {rows['train']:,} training rows, for a first run in minutes")
         numbers = {"max_length": length, "sparse": has_places(model, guessed.kind), "rows": rows["train"], "kept": kept}
         facts = _facts(options, guessed, name, paths, scratch, numbers, why_length)
         _check_free(options, files, copies)
@@ -274,7 +274,7 @@ def _facts(
         deploys = True
     except UserError:
         deploys = False
-    used = int(numbers["rows"] * (numbers["kept"] or 1))
+    used = used_rows(numbers["kept"], numbers["rows"])
     return Facts(
         name=name,
         data=str(options.data),

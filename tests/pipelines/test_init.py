@@ -20,6 +20,7 @@ from pipelines.file.config import load_pipeline
 from pipelines.file.yaml_source import parse, read_yaml
 from pipelines.init import defaults
 from pipelines.init.data_files import find_files, is_header, read_table, role_of
+from pipelines.init.first_numbers import kept_share, used_rows
 from pipelines.init.first_pipeline import quoted
 from pipelines.init.guesses import guess
 from pipelines.init.make import InitOptions, make
@@ -429,12 +430,21 @@ def test_packed_files_and_rows_of_a_large_set(ask, data, tmp_path, monkeypatch):
     (data / "train.tsv").unlink()
     (data / "train.tsv.gz").write_bytes(gzip.compress(("sentence\tlabel\n" + GOOD.split("\n", 1)[1] * 7).encode()))
     code, shown, _ = ask()
-    assert code == 0 and "subset      79 of 112 training rows" in shown
+    assert code == 0 and "subset      80 of 112 training rows" in shown
     task = load_pipeline(tmp_path / "pipeline.yaml").task
-    assert task.subset.share == 0.714 and task.train.name == "train.tsv.gz"
+    assert task.subset.share == 0.715 and task.train.name == "train.tsv.gz"
     assert "Remove the next line to train on all of them" in (tmp_path / "pipeline.yaml").read_text()
     assert ask("--rows", 0, "--force")[0] == 0 and load_pipeline(tmp_path / "pipeline.yaml").task.subset is None
-    assert ask("--rows", 50, "--force")[0] == 0 and load_pipeline(tmp_path / "pipeline.yaml").task.subset.share == 0.446
+    assert ask("--rows", 50, "--force")[0] == 0 and load_pipeline(tmp_path / "pipeline.yaml").task.subset.share == 0.447
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 9, 12, 999, 1001, 2400, 8193, 10_001, 123_457])
+def test_a_part_of_the_rows_is_never_none_or_all_of_them(rows):
+    for count in {1, rows // 3, rows // 2, rows - 1} - {0, rows}:
+        share = kept_share(count, rows)
+        assert 0 < share < 1 and len(str(share)) < 6
+        assert used_rows(share, rows) >= min(count, 0.998 * rows) and used_rows(share, rows) - count <= rows / 1000 + 1
+    assert [kept_share(count, rows) for count in (0, rows, rows + 1)] == [None] * 3
 
 
 def test_rows_that_may_not_be_cut_and_are_too_long(compress, models, tmp_path):
