@@ -198,6 +198,13 @@ def test_a_table_says_how_often_its_trials_run(tmp_path):
         read_table(path, "small")
 
 
+def test_a_scale_of_a_table_without_scales_is_refused(tmp_path):
+    path = tmp_path / "table.yaml"
+    path.write_text("grid: {n: {few: {tune.rank: 1}, many: {tune.rank: 9}}}\n")
+    with pytest.raises(UserError, match=r"E115 .*:1: --scale small: the file has no scales"):
+        read_table(path, "small")
+
+
 def test_a_scale_names_rows_that_the_table_has(tmp_path):
     path = tmp_path / "table.yaml"
     path.write_text("grid: {n: {few: {tune.rank: 1}, many: {tune.rank: 9}}}\nscales:\n  small:\n    grid: {n: [few, man]}\n")
