@@ -37,6 +37,12 @@ class FileKind:
     encoding: str
 
 
+def from_home(path: str | Path) -> Path:
+    """The path with ~ replaced by the home folder. Where there is no such user it stays as it is, and is missing like any other
+    path: `Path.expanduser` raises RuntimeError."""
+    return Path(os.path.expanduser(path))
+
+
 def read_text(path: Path, kind: FileKind) -> str:
     """The text of a file without its byte order mark. Raises UserError with the codes of `kind`."""
     return decode(read_bytes(path, kind), kind.encoding, str(path))

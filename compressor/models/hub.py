@@ -22,6 +22,7 @@ from compressor.models.files.model_folder import CONFIG, TOKENIZER_FILES, TRIAL,
 from compressor.models.files.weight_files import FLOATS, INDEX, WEIGHTS, StoredTensor, stored_tensors, weight_names
 from compressor.models.row_file import row_digest, row_entry, row_in
 from compressor.models.tasks_table import HEAD_TASKS, task_of_class
+from compressor.text_files import from_home
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -58,8 +59,8 @@ def find_folder(reference: str, relative_to: Path = Path()) -> Path:
     """The folder of a reference, without checking its contents. Raises UserError E303."""
     if reference.startswith("package:"):
         return _package_folder(reference)
-    local = relative_to / Path(reference).expanduser()
-    if os.path.isdir(local):  # Path.is_dir raises where the name is too long to be one
+    local = relative_to / from_home(reference)
+    if os.path.isdir(local):  # Path.is_dir raises where the name is too long to be one, here and below
         return local.resolve()
     if reference.startswith((".", "/", "~")) or reference.count("/") != 1:
         raise UserError("E303", f"model '{reference}': no such folder", "Give a folder, a hub id or package:NAME/PATH")
@@ -74,7 +75,7 @@ def _package_folder(reference: str) -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise UserError("E303", f"model '{reference}': package '{name}' is not installed", _how_to_install(name, path))
     folder = Path(spec.submodule_search_locations[0]) / path
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise UserError("E303", f"model '{reference}': the package has no folder '{path}'", "Check the part behind the slash")
     return folder
 

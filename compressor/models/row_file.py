@@ -7,6 +7,7 @@ row in its config.json, a state and a delta in their descriptions, so that each 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ HOW = "compress list architectures --discover MODEL --json prints one"
 
 def read_row(path: Path) -> Architecture:
     """The row in a user's file. Raises UserError E320 where there is none, or its model type has a built-in row."""
-    if not path.is_file():
+    if not os.path.isfile(path):  # Path.is_file raises where the name is too long
         raise UserError("E320", "no such file", HOW, str(path))
     try:
         row = _row(read_json(path))

@@ -6,6 +6,7 @@ The kinds are for single sentences or pairs (classes, numbers), words with tags,
 
 from __future__ import annotations
 
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -59,6 +60,11 @@ class Subset(BaseModel):
 
     share: float = Field(gt=0, lt=1, description="share of the training rows")
     seed: int = Field(default=0, ge=0, lt=2**32, description="seed of the draw")
+
+    def count(self, rows: int) -> int:
+        """How many of so many rows are drawn."""
+        # the share as written: 0.29 of 100 rows is 29, although 0.29 * 100 is slightly less in floating point
+        return int(Fraction(str(self.share)) * rows)
 
 
 TestName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=64)]

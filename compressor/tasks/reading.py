@@ -13,7 +13,6 @@ import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -102,8 +101,7 @@ def _split(path: Path, rows: CheckedRows, names: list[str], task: TaskConfig) ->
 
 def _drawn(train: Split, subset: Subset, names: list[str], path: Path, kind: TaskKind) -> Split:
     """The rows that `subset` samples. Raises UserError E211 when they lack what training needs."""
-    # the share as written: 0.29 of 100 rows is 29, although 0.29 * 100 is slightly less in floating point
-    count = int(Fraction(str(subset.share)) * len(train))
+    count = subset.count(len(train))
     rows = sorted(random.Random(subset.seed).sample(range(len(train)), count))
     labels = [train.labels[row] for row in rows]
     if missing := kind.lacks(labels, names):

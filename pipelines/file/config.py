@@ -13,6 +13,7 @@ from compressor.models.architectures import Architecture, add_row
 from compressor.models.row_file import read_row
 from compressor.tasks import TaskConfig
 from compressor.tasks.task_kind import kind_for
+from compressor.text_files import from_home
 from pipelines.engine import stage as stage_table
 from pipelines.engine.stage import Entry, Problem, Stage, StageConfig, load_stage
 from pipelines.file.data_sources import expand_glue, fetch_all, use_hub_files
@@ -141,7 +142,7 @@ def _architecture(top: PipelineFile, folder: Path, source: YamlSource) -> Archit
     if top.architecture is None:
         return None
     try:
-        row = read_row(folder / top.architecture.expanduser())
+        row = read_row(folder / from_home(top.architecture))
         add_row(row)
     except UserError as error:
         raise with_place(error, source.where(("architecture",))) from None
@@ -162,7 +163,7 @@ def command_of(path: Path, overrides: Sequence[str], presets: Sequence[Preset] =
 
 def _with_files(entry: Entry, folder: Path) -> Entry:
     """The stage with absolute paths of its data files."""
-    paths = {key: folder / path.expanduser() for key, path in entry.row.beside.files_of(entry.config).items()}
+    paths = {key: folder / from_home(path) for key, path in entry.row.beside.files_of(entry.config).items()}
     return replace(entry, config=entry.config.model_copy(update=paths)) if paths else entry
 
 

@@ -62,7 +62,7 @@ def use_hub_files(source: YamlSource, folder: Path) -> dict[KeyPath, HubSplit]:
 
 
 def fetch_all(wanted: dict[KeyPath, HubSplit], source: YamlSource) -> None:
-    """Read the data sets that the cache lacks, with a progress bar. Raises UserError E907, E231, E232, E215, E801."""
+    """Read the data sets that the cache lacks, with a progress bar. Raises UserError E907, E231, E232, E215, E804, E801."""
     for key, split in wanted.items():
         try:
             with _progress(split) as say:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 from compressor.errors import UserError
 from compressor.tasks.sources.hub_set import is_hub
+from compressor.text_files import from_home
 from pipelines.engine import stage as stage_table
 from pipelines.engine.stage import load_stage
 from pipelines.file.faults import nearest
@@ -116,8 +118,7 @@ def _trains(name: str) -> bool:
 
 def _path_of(source: YamlSource, key: str, mark: str) -> KeyPath:
     """Path of a key such as tune.rank, whose parent is created where it is missing. Raises UserError E109."""
-    parts: list[str | int] = [int(part) if part.isdecimal() and len(part) < 10 else part for part in key.split(".")]
-    path, remaining = _start_of(source, parts, mark)
+    path, remaining = _start_of(source, key.split("."), mark)
     for part in remaining[:-1]:
         path = _step(source, path, part, mark)
     if remaining:
@@ -130,10 +131,10 @@ def _path_of(source: YamlSource, key: str, mark: str) -> KeyPath:
     return path
 
 
-def _start_of(source: YamlSource, parts: list[str | int], mark: str) -> tuple[KeyPath, list[str | int]]:
+def _start_of(source: YamlSource, parts: list[str], mark: str) -> tuple[KeyPath, list[str]]:
     """Where an override begins (a top-level key, or a stage by its id), and the remaining parts of its key."""
     ids = {entry_id: place for place, entry_id in stage_ids(source).items()}
-    first = str(parts[0])
+    first = parts[0]
     if first in PipelineFile.model_fields and parts != ["stages"]:
         return (first,), parts[1:]
     if first not in ids:
@@ -145,19 +146,21 @@ def _start_of(source: YamlSource, parts: list[str | int], mark: str) -> tuple[Ke
     return ("stages", place, next(iter(source.data["stages"][place]))), parts[1:]
 
 
-def _step(source: YamlSource, path: KeyPath, part: str | int, mark: str) -> KeyPath:
+def _step(source: YamlSource, path: KeyPath, part: str, mark: str) -> KeyPath:
     """Follow one part of an override's key. A list stands for its `items`, and a mapping without `items` for a list of one."""
     value = source.get(path)
     if (isinstance(value, list) and part == "items") or (
-        isinstance(value, dict) and part in ("items", 0) and part not in value
+        isinstance(value, dict) and part in ("items", "0") and part not in value
     ):
         return path
     if isinstance(value, dict) and part in value:
         return (*path, part)
-    if isinstance(value, list) and part in range(len(value)):
-        return (*path, part)
-    keys = list(value) if isinstance(value, dict) else [str(place) for place in range(len(value or ()))]
-    raise UserError("E109", f"no '{part}' in '{dotted(path)}'", nearest(str(part), keys, "There are"), mark)
+    # digits are a place in a list alone: in a mapping they are a name, as of a file in task.test
+    places = {str(place): place for place in range(len(value))} if isinstance(value, list) else {}
+    if part in places:
+        return (*path, places[part])
+    keys = list(value) if isinstance(value, dict) else list(places)
+    raise UserError("E109", f"no '{part}' in '{dotted(path)}'", nearest(part, keys, "There are"), mark)
 
 
 def _from_here(path: KeyPath, value: Any) -> Any:
@@ -166,9 +169,10 @@ def _from_here(path: KeyPath, value: Any) -> Any:
         return {name: _from_here((*path, name), inner) for name, inner in value.items()}
     if not isinstance(value, str) or is_hub(value):
         return value
-    of_stage = load_stage(path[2]) if path[0] == "stages" and path[2] in stage_table.STAGE_NAMES else None
+    name = path[2] if path[0] == "stages" and len(path) > 2 else None
+    of_stage = load_stage(name) if name in stage_table.STAGE_NAMES else None
     data_file = path[-1] in of_stage.beside.files if of_stage else names_file(path)
     model = path == ("model",) or (of_stage is not None and path[-1] in of_stage.beside.models)
-    if data_file or (model and (value.startswith((".", "~")) or Path(value).is_dir())):
-        return str(Path.cwd() / Path(value).expanduser())
+    if data_file or (model and (value.startswith((".", "~")) or os.path.isdir(value))):
+        return str(Path.cwd() / from_home(value))
     return value

@@ -9,6 +9,7 @@ from pathlib import Path
 from compressor.errors import UserError
 from compressor.tasks import TaskConfig
 from compressor.tasks.task_kind import kind_for, kind_of
+from compressor.text_files import from_home
 from pipelines.engine.stage import NAME_PATTERN
 from pipelines.file.yaml_source import KeyPath, YamlSource
 
@@ -27,7 +28,7 @@ def with_paths(task: TaskConfig, folder: Path) -> TaskConfig:
     def absolute(value: Path | dict[str, Path] | None) -> Path | dict[str, Path] | None:
         if isinstance(value, dict):
             return {name: absolute(path) for name, path in value.items()}
-        return value if value is None else folder / value.expanduser()
+        return value if value is None else folder / from_home(value)
 
     return task.model_copy(update={key: absolute(getattr(task, key)) for key in PATH_KEYS})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import random
 import re
 from collections.abc import Sequence
@@ -67,7 +68,7 @@ def role_of(path: Path) -> str | None:
 def find_files(data: Path) -> Files:
     """The files in a folder, or a file and those beside it. Raises UserError E201 (there is none), E130 (ambiguous)."""
     require_name(data.absolute())
-    if not data.exists():
+    if not os.path.exists(data):  # Path.exists raises where the name is too long
         raise UserError("E201", "no such file or folder", "Give a data file, or a folder with them", str(data))
     if data.is_dir():
         return _in_folder(data)
@@ -131,7 +132,7 @@ def read_table(path: Path) -> DataTable:
     Raises UserError E201, E202, E203, E204, E205 (an empty header), E210, E907 (pyarrow is missing).
     """
     kind = ending(path)
-    if kind in (".tsv", ".csv", ".txt") and path.is_file():
+    if kind in (".tsv", ".csv", ".txt") and os.path.isfile(path):
         fields = _fields(path)
         if kind == ".txt" and fields and BETWEEN in fields[0][0]:
             return DataTable(path, _prompts(fields, path), f"lines of prompt{BETWEEN}target")

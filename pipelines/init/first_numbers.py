@@ -11,7 +11,7 @@ from compressor.models.architectures import row_of
 from compressor.models.hub import config_of, tokenizer_of
 from compressor.models.normalized import normalized
 from compressor.processor import default_threads, processor
-from compressor.tasks import GENERATED, TaskConfig
+from compressor.tasks import GENERATED, Subset, TaskConfig
 from compressor.tasks.features import tokens_of
 from compressor.tasks.reading import TaskData
 from compressor.tasks.task_kind import kind_of
@@ -65,16 +65,22 @@ def has_places(folder: Path, kind: str) -> bool:
 
 
 def kept_share(requested: int | None, rows: int) -> float | None:
-    """The share of the training rows to train on; None for all."""
+    """The share of the training rows to train on, in thousandths, which are at least so many rows where that is not all; None
+    for all."""
     count = (defaults.ROWS if rows > defaults.MANY else rows) if requested is None else requested
-    return None if count in (0, rows) or count > rows else max(round(count / rows, 3), 0.001)
+    return None if count == 0 or count >= rows else min(-(-1000 * count // rows), 999) / 1000
+
+
+def used_rows(kept: float | None, rows: int) -> int:
+    """How many of the training rows are trained on."""
+    return Subset(share=kept).count(rows) if kept else rows
 
 
 def time_of(plan: Plan | None, facts: Facts, mean: float, rows: dict[str, int]) -> str:
     """Rough time of a run, in words: FLOPs of its trainings and measurements over the speed of the cores."""
     threads = default_threads()
     forward = plan.dense.flops(max(int(mean), 1)) if plan else 0
-    used = rows["train"] * (facts.kept or 1)
+    used = used_rows(facts.kept, rows["train"])
     # in forward passes of the dense model: a step of tune takes 2.2, of recover half as much, and the teacher one
     passes = used * (3.3 * facts.epochs + 1) + 10 * rows["validation"]
     vectors = {"avx2", "asimd"} & set(processor()["instructions"])

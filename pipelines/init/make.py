@@ -23,12 +23,13 @@ from compressor.models.architectures import row_of
 from compressor.models.hub import config_of, find_folder, resolve
 from compressor.tasks import GENERATED, PACKED, TaskConfig, ending
 from compressor.tasks.reading import TaskData, read_task, read_tests
+from compressor.text_files import from_home
 from pipelines.engine.preflight import check_inputs, check_packages, make_plan
 from pipelines.file.config import load_pipeline
 from pipelines.file.schema import schema_text
 from pipelines.init import defaults
 from pipelines.init.data_files import DataTable, Files, find_files, read_table, require_name, role_of, split_rows
-from pipelines.init.first_numbers import STEPS_FOR, has_places, kept_share, max_length, time_of
+from pipelines.init.first_numbers import STEPS_FOR, has_places, kept_share, max_length, time_of, used_rows
 from pipelines.init.first_pipeline import Facts, pipeline_text
 from pipelines.init.guesses import Guess, guess, labelled
 from serving.bundle import find_bundle
@@ -96,7 +97,7 @@ def make(options: InitOptions, say: Say = lambda title, text: None) -> Made:
     faults of data and model, E801 and E804 if nothing can be written.
     """
     files, name = _chosen(options, find_files(options.data)), _name(options.data)
-    _check_free(options, [options.out])
+    _check_free(options, files, [options.out])
     train, validation, guessed = _read(options, files)
     test = _test(files, guessed, train) if validation.path != files.test else None
     if validation.path == files.test:
@@ -120,13 +121,13 @@ def make(options: InitOptions, say: Say = lambda title, text: None) -> Made:
         say("max_length", f"{length}: {why_length}")
         kept = kept_share(options.rows, rows["train"])
         if kept:
-            say("subset", f"{int(kept * rows['train']):,} of {rows['train']:,} training rows, for a first run in minutes")
+            say("subset", f"{used_rows(kept, rows['train']):,} of {rows['train']:,} training rows, for a first run in minutes")
         numbers = {"max_length": length, "sparse": has_places(model, guessed.kind), "rows": rows["train"], "kept": kept}
         facts = _facts(options, guessed, name, paths, scratch, numbers, why_length)
-        _check_free(options, copies)
+        _check_free(options, files, copies)
         plan = _write_and_check(facts, options, paths, scratch, model)
-        files = _move(scratch, options.out)
-    return Made(files, time_of(plan, facts, mean, rows))
+        written = _move(scratch, options.out)
+    return Made(written, time_of(plan, facts, mean, rows))
 
 
 def _chosen(options: InitOptions, files: Files) -> Files:
@@ -224,12 +225,24 @@ def _placed(table: DataTable, role: str, name: str, out: Path, scratch: Path) ->
     return path
 
 
-def _check_free(options: InitOptions, paths: Sequence[Path]) -> None:
-    """Raise UserError E133 for an existing file that would be replaced."""
+def _check_free(options: InitOptions, files: Files, paths: Sequence[Path]) -> None:
+    """Raise UserError E133 for an existing file that would be replaced; for one that is read, whatever the options."""
     more = [options.out.parent / SCHEMA_FILE] if options.schema else []
+    data = [file for file in (options.data, files.train, files.validation, files.test) if file is not None]
     for path in (*paths, *more):
-        if (path.exists() or path.is_symlink()) and not options.force:
+        if any(_same(path, file) for file in data):
+            fix = "Choose an --out in another folder, or another name"
+            raise UserError("E133", "the data are read from this file, which would be replaced", fix, str(path))
+        if os.path.lexists(path) and not options.force:
             raise UserError("E133", "the file exists already", "Choose another --out, or replace it with --force", str(path))
+
+
+def _same(path: Path, other: Path) -> bool:
+    """Whether two paths lead to one existing file."""
+    try:
+        return os.path.samefile(path, other)
+    except OSError:  # one of them is missing
+        return False
 
 
 SCHEMA_FILE = "pipeline.schema.json"
@@ -261,7 +274,7 @@ def _facts(
         deploys = True
     except UserError:
         deploys = False
-    used = int(numbers["rows"] * (numbers["kept"] or 1))
+    used = used_rows(numbers["kept"], numbers["rows"])
     return Facts(
         name=name,
         data=str(options.data),
@@ -280,7 +293,7 @@ def _facts(
 
 def _reference(model: str, out: Path) -> str:
     """A folder as a path in the pipeline file; any other reference unchanged."""
-    place = Path(model).expanduser()
+    place = from_home(model)
     if model.startswith("package:") or not place.is_dir():
         return model
     inside = _seen_from(out, place.absolute())

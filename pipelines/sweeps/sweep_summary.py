@@ -12,7 +12,7 @@ from compressor.errors import CompressError
 from pipelines.sweeps.search_summary import SearchSummary
 from pipelines.sweeps.significance import PairedDifference, paired_difference
 from pipelines.sweeps.sweep_trials import SweepPlan, SweepTrial, short_keys, shown_value
-from pipelines.sweeps.trial_run import SCORE, TrialOutcome
+from pipelines.sweeps.trial_run import TrialOutcome
 
 OUT_OF_REACH = "E520"
 """A target that no cut reaches: a result of a sweep over targets, not a failure."""
@@ -112,13 +112,17 @@ def summarize(
         for setting, group in groups.items()
         if _has(metric, [outcomes[trial.name].quality.get(stage, {}) for trial in group])
     ]
+    last = [spread for spread in spreads if spread.stage == stages[-1]]
+    if plan.grid.named:  # of a table the main metric of each trial's task alone
+        mains = {setting: {outcomes[trial.name].main for trial in group} for setting, group in groups.items()}
+        last = [spread for spread in last if spread.metric in mains[spread.setting]]
     errors = {trial.name: error for trial in trials if (error := outcomes[trial.name].error)}
     return SweepResult(
         folder,
         titles,
         spreads,
         # the settings of a search seldom differ in one key alone
-        [] if plan.search else list(_comparisons([spread for spread in spreads if spread.stage == stages[-1]], plan)),
+        [] if plan.search else list(_comparisons(last, plan)),
         _costs(groups, outcomes),
         {name: error for name, error in errors.items() if not out_of_reach(plan, error)},
         {name: error for name, error in errors.items() if out_of_reach(plan, error)},
@@ -167,10 +171,8 @@ def _spread(stage: str, metric: str, setting: Setting, values: list[float | None
 def _comparisons(spreads: Sequence[Spread], plan: SweepPlan) -> Iterator[Comparison]:
     """Of every metric: the first value of a key against each other one, all other keys equal, where there are several runs.
 
-    Of a table the main metric alone, and its rows, which are its first key: columns are other tasks.
+    Of a table its rows, which are its first key: columns are other tasks.
     """
-    if plan.grid.named:
-        spreads = [spread for spread in spreads if spread.metric == SCORE]
     values = [[shown_value(value) for value in axis] for axis in plan.axes.values()]
     by_setting = {(spread.metric, spread.setting): spread for spread in spreads if len(spread.values) > 1}
     for metric, setting in by_setting:

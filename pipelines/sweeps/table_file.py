@@ -58,9 +58,9 @@ def read_table(path: Path, scale: str | None) -> Grid:
     """
     source = read_yaml(path)
     data = source.data if isinstance(source.data, dict) else {}
+    if scale is not None and "scales" not in data:
+        raise UserError("E115", f"--scale {scale}: the file has no scales", "Leave the option out", source.where(()))
     if not data.keys() & {"grid", "scales"}:
-        if scale is not None:
-            raise UserError("E115", f"--scale {scale}: the file has no scales", "Leave the option out", source.where(()))
         return Grid()
     scales = _mapping(source, ("scales",)) if "scales" in data else {}
     if scales and scale not in scales:

@@ -3,8 +3,10 @@
 import dataclasses
 import datetime
 import decimal
+import errno
 import gzip
 import json
+import os
 import sys
 import types
 from pathlib import Path
@@ -19,6 +21,8 @@ from compressor.tasks.sources.glue import TASKS, glue_keys
 from compressor.tasks.sources.hub_set import fetch, parse
 
 ROWS = {"text": ["good film", "bad"], "label": [1, 0]}
+LONG = "a" * 300
+"""Longer than the name of a file may be."""
 
 
 @pytest.fixture
@@ -257,11 +261,32 @@ def test_a_split_that_is_too_large_is_not_kept(hub, tmp_path, monkeypatch, refer
 
 
 @pytest.mark.parametrize(
-    "reference", ["hub:imdb", "hub:imdb/train", "hub:a/b", "hub:a/b/train:0", "hub:a/b/c/train", "hub:/train"]
+    "reference",
+    [
+        *("hub:imdb", "hub:imdb/train", "hub:a/b", "hub:a/b/train:0", "hub:a/b/c/train", "hub:/train"),
+        *(f"hub:{LONG}/b/train", f"hub:a/b:{LONG}/train", f"hub:a/b/{LONG}", "hub:./a\0b/train", "hub:a/b:\0/train"),
+    ],
 )
 def test_a_reference_that_names_no_split_is_told(tmp_path, reference):
     with pytest.raises(UserError, match=r"E230 .*Write hub:OWNER/NAME/SPLIT"):
         parse(reference, tmp_path)
+
+
+@pytest.mark.parametrize(("number", "code"), [(errno.ENOSPC, "E804"), (errno.EDQUOT, "E804"), (errno.EACCES, "E801")])
+def test_a_cache_that_cannot_be_written_is_told(hub, tmp_path, monkeypatch, number, code):
+    def fail(*paths):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(UserError, match=rf"{code} .*cannot be written \({os.strerror(number)}\)"):
+        fetch(parse("hub:org/set/train", tmp_path))
+    assert cached(tmp_path) == []
+
+
+def test_the_cache_is_one_place_whatever_a_task_is_relative_to(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+    monkeypatch.chdir(tmp_path)
+    assert parse("hub:org/set/train", tmp_path / "pipelines").path.is_relative_to(tmp_path / "cache")
 
 
 def test_a_folder_laid_out_as_on_the_hub_is_read_anew_each_time(arrow, tmp_path, monkeypatch):

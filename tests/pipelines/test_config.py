@@ -89,6 +89,13 @@ def test_top_level_overrides_and_paths_from_here(write, tmp_path, monkeypatch):
     assert load_pipeline(write(), ["model=org/name"]).model == "org/name"
 
 
+def test_a_name_of_digits_is_a_key_and_no_place(write, tmp_path):
+    path = write()
+    path.write_text(path.read_text().replace("text:", "test: {2019: old.tsv, 2020: b.tsv}, text:"))
+    task = load_pipeline(path, [f"task.test.2019={tmp_path}/new.tsv", f"task.test.2021={tmp_path}/c.tsv"]).task
+    assert {name: file.name for name, file in task.test.items()} == {"2019": "new.tsv", "2020": "b.tsv", "2021": "c.tsv"}
+
+
 @pytest.mark.parametrize(
     ("override", "says"),
     [
@@ -103,6 +110,8 @@ def test_top_level_overrides_and_paths_from_here(write, tmp_path, monkeypatch):
         ("seed.x=1", "E104 --set seed.x=1"),
         ("select.count.x=1", "E109 --set select.count.x=1: 'stages[0].select.count' holds a value, not keys"),
         ("seed=[1", "E101 --set seed=[1:1: not YAML"),
+        ("stages.5=merge", "E104 --set stages.5=merge: not a stage"),
+        ("tune.0=1", "E102 --set tune.0=1: unknown key"),
     ],
 )
 def test_wrong_overrides_are_named_as_they_were_typed(write, override, says):
@@ -110,6 +119,36 @@ def test_wrong_overrides_are_named_as_they_were_typed(write, override, says):
         load_pipeline(write(), [override])
     assert str(error.value).startswith(says)
     assert "\n" not in str(error.value)
+
+
+LONG = "a" * 300
+"""Longer than the name of a file may be."""
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["task=glue/sst2", "task={glue: sst2, folder: ~nobody.at.all}"], "E233 {mark}: "),
+        (["task=glue/sst2", f"task={{glue: sst2, folder: {LONG}}}"], "E233 {mark}: "),
+        (["task.train=hub:~nobody.at.all/x/train"], "E231 {mark}: "),
+        (["architecture=~nobody.at.all/row.json"], "E320 {folder}/~nobody.at.all/row.json: no such file"),
+        ([f"architecture={LONG}"], f"E320 {{folder}}/{LONG}: no such file"),
+    ],
+)
+def test_paths_that_no_file_can_have_are_told(write, tmp_path, overrides, says):
+    with pytest.raises(UserError) as error:
+        load_pipeline(write(), overrides)
+    assert str(error.value).startswith(says.format(mark=f"--set {overrides[-1]}", folder=tmp_path))
+
+
+def test_the_home_of_nobody_is_a_path_like_any_other(write, tmp_path):
+    pipeline = load_pipeline(write(), ["task.train=~nobody.at.all/train.tsv", f"model={LONG}"])
+    assert (pipeline.task.train, pipeline.model) == (Path.cwd() / "~nobody.at.all/train.tsv", LONG)
+    path = write("  - tune: {method: lora}\n  - recover: {texts: ~nobody.at.all/texts.tsv}\n")
+    path.write_text(path.read_text().replace("train: train.tsv", "train: ~nobody.at.all/train.tsv"))
+    pipeline = load_pipeline(path)
+    assert pipeline.task.train == tmp_path / "~nobody.at.all/train.tsv"
+    assert pipeline.stages[1].config.texts == tmp_path / "~nobody.at.all/texts.tsv"
 
 
 def test_every_fault_of_a_file_is_told_at_once(write):

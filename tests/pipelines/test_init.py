@@ -20,6 +20,7 @@ from pipelines.file.config import load_pipeline
 from pipelines.file.yaml_source import parse, read_yaml
 from pipelines.init import defaults
 from pipelines.init.data_files import find_files, is_header, read_table, role_of
+from pipelines.init.first_numbers import kept_share, used_rows
 from pipelines.init.first_pipeline import quoted
 from pipelines.init.guesses import guess
 from pipelines.init.make import InitOptions, make
@@ -332,6 +333,20 @@ def test_nothing_is_overwritten_without_force(ask, tmp_path):
     assert ask("--schema")[0] == 2 and schema.read_text() == "mine" and not out.exists()
 
 
+def test_data_are_never_replaced_by_their_copy(compress, models, tmp_path):
+    source = write(tmp_path / "reviews", **{"reviews-train__tsv": GOOD}) / "reviews-train.tsv"
+    rows = [dict(zip(("sentence", "label"), line.split("\t"), strict=True)) for line in GOOD.splitlines()[1:]]
+    lines = "".join(f"{json.dumps(row)}\n" for row in rows)
+    other = write(tmp_path / "reviews", **{"reviews-train__jsonl": lines}) / "reviews-train.jsonl"
+    for data, out in ((other, other.with_name("pipeline.yaml")), (source, source)):
+        before = sorted(tmp_path.rglob("*"))
+        code, _, error = compress("init", data, "--model", models / "bert", "--split", 0.25, "--force", "--out", out)
+        assert code == 2 and error.startswith(f"E133 {data}: the data are read from this file"), error
+        assert (other.read_text(), source.read_text(), sorted(tmp_path.rglob("*"))) == (lines, GOOD, before)
+    missing = ("--validation", tmp_path / "none.tsv", "--force")
+    assert compress("init", source, "--model", models / "bert", *missing, "--out", other)[2].startswith("E201 ")
+
+
 def test_a_failure_leaves_nothing_behind(ask, data, tmp_path, compress):
     before = sorted(tmp_path.rglob("*"))
     (data / "dev.tsv").write_text("sentence\tlabel\nthe film\tmaybe\n")
@@ -415,12 +430,21 @@ def test_packed_files_and_rows_of_a_large_set(ask, data, tmp_path, monkeypatch):
     (data / "train.tsv").unlink()
     (data / "train.tsv.gz").write_bytes(gzip.compress(("sentence\tlabel\n" + GOOD.split("\n", 1)[1] * 7).encode()))
     code, shown, _ = ask()
-    assert code == 0 and "subset      79 of 112 training rows" in shown
+    assert code == 0 and "subset      80 of 112 training rows" in shown
     task = load_pipeline(tmp_path / "pipeline.yaml").task
-    assert task.subset.share == 0.714 and task.train.name == "train.tsv.gz"
+    assert task.subset.share == 0.715 and task.train.name == "train.tsv.gz"
     assert "Remove the next line to train on all of them" in (tmp_path / "pipeline.yaml").read_text()
     assert ask("--rows", 0, "--force")[0] == 0 and load_pipeline(tmp_path / "pipeline.yaml").task.subset is None
-    assert ask("--rows", 50, "--force")[0] == 0 and load_pipeline(tmp_path / "pipeline.yaml").task.subset.share == 0.446
+    assert ask("--rows", 50, "--force")[0] == 0 and load_pipeline(tmp_path / "pipeline.yaml").task.subset.share == 0.447
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 9, 12, 999, 1001, 2400, 8193, 10_001, 123_457])
+def test_a_part_of_the_rows_is_never_none_or_all_of_them(rows):
+    for count in {1, rows // 3, rows // 2, rows - 1} - {0, rows}:
+        share = kept_share(count, rows)
+        assert 0 < share < 1 and len(str(share)) < 6
+        assert used_rows(share, rows) >= min(count, 0.998 * rows) and used_rows(share, rows) - count <= rows / 1000 + 1
+    assert [kept_share(count, rows) for count in (0, rows, rows + 1)] == [None] * 3
 
 
 def test_rows_that_may_not_be_cut_and_are_too_long(compress, models, tmp_path):
@@ -445,6 +469,14 @@ def test_odd_names_of_files_and_columns(ask, tmp_path):
     task = load_pipeline(tmp_path / "pipeline.yaml").task
     assert (task.text, task.label, task.train) == (text, label, folder / "train.csv")
     assert ask("--text", text, "--label", label, "--force", file=folder)[0] == 0
+
+
+def test_paths_that_no_file_can_have_are_told(ask, data, compress, tmp_path):
+    for path in ("a" * 300 + ".tsv", "~nobody.at.all/train.tsv"):
+        assert ask(file=path)[2].startswith(f"E201 {path}: no such file or folder")
+        assert ask("--validation", path)[2].startswith(f"E201 {path}: no such file")
+    code, _, error = compress("init", data, "--model", "~nobody.at.all/bert", "--out", tmp_path / "pipeline.yaml")
+    assert code == 2 and error.startswith("E303 model '~nobody.at.all/bert': no such folder")
 
 
 def test_a_name_that_is_not_utf8_is_refused(ask, data):

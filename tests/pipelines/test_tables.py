@@ -1,6 +1,7 @@
 """Tables of papers: rows and columns that set several keys, scales, and every bundled one."""
 
 import json
+import types
 
 import pytest
 import yaml
@@ -10,8 +11,10 @@ from compressor.storage.bits import adapters, masked_adapters, shared_adapter
 from compressor.tasks.sources.glue import TASKS
 from compressor.tasks.task_kind import kind_for
 from pipelines.file.config import load_pipeline, recipe_files
+from pipelines.sweeps.sweep_summary import summarize
 from pipelines.sweeps.sweep_trials import SweepPlan
 from pipelines.sweeps.table_file import Grid, read_table
+from pipelines.sweeps.trial_run import TrialOutcome
 from tests.pipelines.test_sweep import ROWS, measure_quality
 
 TABLES = [path for path in recipe_files() if path.parts[-3] == "papers"]
@@ -167,6 +170,22 @@ def test_named_rows_in_a_grid_file(project, out, compress, tmp_path, monkeypatch
     assert compress("sweep", project, "--grid", tmp_path / "grid.yaml", "--out", out)[2].startswith("E120 ")
 
 
+@pytest.mark.parametrize(("stage", "mains"), [("end", ["score"] * 2), ("tune", ["accuracy", "matthews"])])
+def test_rows_are_compared_by_each_columns_metric_at_a_named_stage_too(tmp_path, stage, mains):
+    named = {"size": {"few": {"tune.files": 1}, "many": {"tune.files": 9}}, "task": {"one": {"seed": 1}, "two": {"seed": 2}}}
+    plan = SweepPlan(Grid({axis: list(names) for axis, names in named.items()}, named), seeds=2)
+    trials = plan.trials(types.SimpleNamespace(seed=0))
+    outcomes = {
+        trial.name: TrialOutcome({stage: {main: 0.5 + place / 10, "accuracy": 0.1}}, main=main)
+        for place, trial in enumerate(trials)
+        for main in [mains[trial.values["task"] == "two"]]
+    }
+    found = summarize(tmp_path, plan, trials, outcomes, [stage]).comparisons
+    assert {(row.metric, *row.first, *row.second) for row in found} == {
+        (main, "few", task, "many", task) for main, task in zip(mains, ("one", "two"), strict=True)
+    }
+
+
 def test_a_table_says_how_often_its_trials_run(tmp_path):
     path = tmp_path / "table.yaml"
     path.write_text("grid: {tune.rank: [1, 2]}\nsubsets: 3\n")
@@ -176,6 +195,13 @@ def test_a_table_says_how_often_its_trials_run(tmp_path):
         read_table(path, None)
     path.write_text("grid: {tune.rank: [1, 2]}\nscales:\n  small:\n    seeds: 1\n")
     with pytest.raises(UserError, match=r"E120 .*:4: scales.small.seeds: seeds is no number"):
+        read_table(path, "small")
+
+
+def test_a_scale_of_a_table_without_scales_is_refused(tmp_path):
+    path = tmp_path / "table.yaml"
+    path.write_text("grid: {n: {few: {tune.rank: 1}, many: {tune.rank: 9}}}\n")
+    with pytest.raises(UserError, match=r"E115 .*:1: --scale small: the file has no scales"):
         read_table(path, "small")
 
 

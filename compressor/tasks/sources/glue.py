@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 from compressor.errors import UserError
 from compressor.tasks import PACKED
 from compressor.tasks.sources.hub_set import HUB
+from compressor.text_files import from_home
 
 PREFIX = "glue/"
 FOLDERS = ("glue", "glue_data", "GLUE")
@@ -70,7 +72,7 @@ def glue_keys(name: object, folder: object, beside: Path, known: Collection[str]
     if not isinstance(folder, str | None):
         raise UserError("E233", f"folder is {folder!r:.60}, not a path", "Give the folder of the GLUE download")
     task = TASKS[name]
-    places = [Path(folder).expanduser()] if folder is not None else map(Path, FOLDERS)
+    places = [from_home(folder)] if folder is not None else map(Path, FOLDERS)
     found = [place for part in places for place in (beside / part / task.folder, beside / part) if _holds(place, "train")]
     # a folder beside the pipeline has one folder for each task
     found = [place for place in found if folder is not None or place.name == task.folder]
@@ -106,7 +108,8 @@ def _of_hub(task: GlueTask, name: str) -> dict[str, Any]:
 
 
 def _holds(folder: Path, stem: str) -> bool:
-    return any((folder / f"{stem}{suffix}").is_file() for suffix in (".tsv", f".tsv{PACKED}"))
+    # Path.is_file raises where the name is too long to be one
+    return any(os.path.isfile(folder / f"{stem}{suffix}") for suffix in (".tsv", f".tsv{PACKED}"))
 
 
 def _file(folder: Path, stem: str) -> str:

@@ -6,6 +6,7 @@ fingerprints by its content, not by the name of the data set.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -20,12 +21,16 @@ from typing import Any
 from compressor.errors import UserError
 from compressor.tasks.sources import needed
 from compressor.tasks.sources.content import DATA
-from compressor.text_files import in_units
+from compressor.text_files import from_home, in_units
 
 HUB = "hub:"
 FORM = "hub:OWNER/NAME/SPLIT, with :CONFIG after NAME and :ROWS after SPLIT where needed"
-PATTERN = re.compile(r"hub:(?P<place>[^:]+?)(:(?P<config>[^:/]+))?/(?P<split>[A-Za-z0-9_.-]+)(:(?P<rows>[1-9][0-9]{0,8}))?")
-REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
+PATTERN = re.compile(
+    r"hub:(?P<place>[^:\0]+?)(:(?P<config>[^:/\0]{1,100}))?/(?P<split>[A-Za-z0-9_.-]{1,100})(:(?P<rows>[1-9][0-9]{0,8}))?"
+)
+REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of a full disk, a full quota and `ulimit -f`."""
 Say = Callable[[int], None]
 """Told the number of rows that were read so far."""
 
@@ -44,7 +49,8 @@ class HubSplit:
     @property
     def path(self) -> Path:
         """The file in the cache: of this data set, config, split and number of rows."""
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "compress", "data")
+        # absolute: a relative one is of the current folder, and paths of a task are of the pipeline's
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "compress", "data").absolute()
         marked = f"-{hashlib.sha256(self.place.encode()).hexdigest()[:8]}" if self.local else ""
         name = f"{Path(self.place).name}{marked}" if self.local else self.place.replace("/", "--")
         ending = "" if self.rows is None else f"-first-{self.rows}"
@@ -65,7 +71,7 @@ def parse(reference: str, folder: Path) -> HubSplit:
         what = f"'{reference:.100}' is not a split of a data set"
         raise UserError("E230", what, f"Write {FORM}, e.g. hub:nyu-mll/glue:sst2/train:10000")
     if local:
-        place = str((folder / Path(place).expanduser()).resolve())
+        place = str((folder / from_home(place)).resolve())
     return HubSplit(reference, place, match["config"], match["split"], int(match["rows"]) if match["rows"] else None, local)
 
 
@@ -75,7 +81,7 @@ def fetch(wanted: HubSplit, say: Say = lambda rows: None) -> Path:
     Nothing is left in the cache unless every row arrived. Raises UserError E907 (datasets is missing), E231 (out of reach),
     E232 (no such config or split, or files that cannot be read as rows), E215 (too large), E804 (the disk is full), E801.
     """
-    if wanted.path.is_file() and not wanted.local:
+    if not wanted.local and wanted.path.is_file():
         return wanted.path
     if wanted.local and not os.path.isdir(wanted.place):
         raise UserError("E231", f"no folder {wanted.place}", "Paths are relative to the pipeline file", wanted.reference)
@@ -117,8 +123,9 @@ def _write(rows: Iterator[dict[str, Any]], wanted: HubSplit, say: Say) -> None:
         os.replace(scratch, wanted.path)
         scratch = None
     except OSError as error:
-        fix = "Make room, or set XDG_CACHE_HOME to another folder"
-        raise UserError("E801", f"cannot be written ({error.strerror})", fix, str(wanted.path.parent)) from None
+        code = "E804" if error.errno in FULL else "E801"
+        fix = f"{'Make room' if code == 'E804' else 'Change its permissions'}, or set XDG_CACHE_HOME to another folder"
+        raise UserError(code, f"cannot be written ({error.strerror})", fix, str(wanted.path.parent)) from None
     finally:
         if scratch is not None:
             os.unlink(scratch)
