@@ -190,3 +190,38 @@ def test_a_front_that_cannot_start_is_given_up(tmp_path):
                 front.process.wait(30)
                 front.keep(said.append)
     assert len(said) == 3 and "address already in use" in (tmp_path / "log").read_text()
+
+
+SERVING = """
+import sys, time
+from pathlib import Path
+from serving.front.front_process import FrontProcess
+front = FrontProcess("127.0.0.1:1", int(sys.argv[1]), None, Path("log"))
+front.start()
+time.sleep(600)
+"""
+
+
+def is_live(port):
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/health/live", timeout=5).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+@pytest.mark.slow
+def test_a_front_ends_with_a_killed_server_and_takes_no_code_of_the_current_folder(tmp_path):
+    (tmp_path / "uvicorn.py").write_text("raise SystemExit('the current folder is imported')")
+    port, deadline = free_port(), time.monotonic() + 60
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    server = subprocess.Popen([sys.executable, "-P", "-c", SERVING, str(port)], cwd=tmp_path, env=environment)
+    try:
+        while not is_live(port):
+            assert time.monotonic() < deadline, (tmp_path / "log").read_text()
+            time.sleep(0.1)
+    finally:
+        server.kill()
+        server.wait(10)
+    while is_live(port):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
