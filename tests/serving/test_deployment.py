@@ -15,6 +15,7 @@ import pytest
 from triton_parts import FACTS, KNOBS, write_classifier
 
 from compressor.errors import CheckError, UserError
+from pipelines.cli.work.deploy_work import header_of
 from pipelines.runs.served import find_repository
 from serving.deployment.answers import Answer, differences, read_answers, tensor, write_answers
 from serving.deployment.publish import Options, deploy, roll_back, status
@@ -207,6 +208,19 @@ def test_a_server_whose_control_is_closed_says_so(make_run, target, server):
     assert target.models() == []  # a server that polls would serve the candidate
 
 
+@pytest.mark.parametrize("line", ["töken-€", "X-Key: a\x01b", "X Key: a", ": a"])
+def test_a_token_file_that_no_header_can_hold(tmp_path, line):
+    (tmp_path / "token").write_text(line, encoding="utf-8")
+    with pytest.raises(UserError, match="E711"):
+        header_of(tmp_path / "token")
+
+
+@pytest.mark.parametrize("text", ["", "[]", '"text"', "<html>", '{"outputs": [{}]}', '{"outputs": 1}'])
+def test_responses_of_another_server(ending, text):
+    with pytest.raises(UserError, match=r"E712 .*no outputs"):
+        ending("none", text).infer(NAME, [])
+
+
 def test_no_server(make_run, target):
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
@@ -217,7 +231,7 @@ def test_no_server(make_run, target):
 class Ending(BaseHTTPRequestHandler):
     """A Triton that loads every model but `last`: with that one it ends."""
 
-    last, ended = "", False
+    last, text, ended = "", "", False
 
     def do_GET(self):
         self.respond()
@@ -230,8 +244,9 @@ class Ending(BaseHTTPRequestHandler):
         if self.ended:
             return  # the connection is closed without a response
         self.send_response(200)
-        self.send_header("Content-Length", "0")
+        self.send_header("Content-Length", str(len(self.text)))
         self.end_headers()
+        self.wfile.write(self.text.encode())
 
     def log_message(self, *_):
         pass
@@ -242,8 +257,8 @@ def ending():
     """Starts a server that ends when it is to load a model."""
     with contextlib.ExitStack() as servers:
 
-        def start(last):
-            handler = type("Handler", (Ending,), {"last": last})
+        def start(last, text=""):
+            handler = type("Handler", (Ending,), {"last": last, "text": text})
             server = servers.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), handler))
             threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
             servers.callback(server.shutdown)
