@@ -83,6 +83,25 @@ def test_requests_that_are_wrong(front, body, status, code):
     assert (response.status_code, response.json()["code"]) == (status, code), response.text
 
 
+@pytest.mark.parametrize(
+    ("path", "content"),
+    [
+        ("/predict", r'{"model": "\ud800", "texts": ["a"]}'),
+        ("/predict", r'{"texts": ["\ud800"]}'),
+        ("/rerank", r'{"query": "a", "documents": [{"text": "\ud800"}]}'),
+        ("/rerank", r'{"query": "a", "documents": [{"title": "\ud800"}]}'),
+    ],
+)
+def test_texts_that_are_no_unicode(path, content):
+    from starlette.testclient import TestClient
+
+    from serving.front.app import Settings, make_app
+
+    with TestClient(make_app(Settings("127.0.0.1:1")), raise_server_exceptions=False) as client:
+        response = client.post(path, content=content, headers={"Content-Type": "application/json"})
+        assert (response.status_code, response.json()["code"]) == (400, "E765"), response.text
+
+
 @pytest.mark.parametrize("content", [b"{", b"[" * 9000, b"\xff\xfe", b"null"])
 def test_bodies_that_are_no_request(front, content):
     response = front.post("/predict", content=content, headers={"Content-Type": "application/json"})
