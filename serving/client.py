@@ -17,6 +17,7 @@ from serving.clients.connections import CONNECTIONS
 
 REFUSED = ("400", "StatusCode.INVALID_ARGUMENT")
 """Statuses of a request that the caller must correct."""
+TOO_LATE = "StatusCode.DEADLINE_EXCEEDED"
 UNAUTHORIZED = ("401", "403", "StatusCode.UNAUTHENTICATED", "StatusCode.PERMISSION_DENIED")
 START = "Start one: compress serve RUN"
 
@@ -103,6 +104,9 @@ class Client:
             no_server = "StatusCode" in str(error.status())
             what = f"no Triton server responds ({reason:.200})" if no_server else "this is not a Triton server"
             return UserError("E712", what, START, where)
+        if error.status() == TOO_LATE:
+            fix = "Send fewer rows at a time, or see the server's log"
+            return UserError("E712", "the Triton server does not answer in time", fix, where)
         if error.status() not in REFUSED and model is not None and model not in (loaded := self.models()):
             fix = f"Loaded models: {', '.join(loaded) or 'none'}"
             return UserError("E713", f"no model '{model}' is loaded", fix, where)

@@ -5,6 +5,7 @@ One small file per server, `$XDG_CACHE_HOME/compress/servers/127.0.0.1-PORT.json
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -41,8 +42,9 @@ def announce(port: int, repository: Path, pid: int) -> None:
 
 
 def withdraw(port: int) -> None:
-    """Delete the record of the server on `port`."""
-    registry_file(port).unlink(missing_ok=True)
+    """Delete the record of the server on `port`. One that cannot be deleted stays: its process is gone, so nobody uses it."""
+    with contextlib.suppress(OSError):
+        registry_file(port).unlink()
 
 
 def served_repository(host: str, port: int) -> Path | None:

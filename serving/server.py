@@ -204,7 +204,11 @@ class EmbeddedServer:
         if self.triton.fault():
             self.guard.tell("starting")
             self._end_triton()
-            self._start_triton(find_bundle())
+            try:
+                self._start_triton(find_bundle())
+            except BaseException:
+                self.triton.stop(0)  # one that runs without being ready would pass for a server
+                raise
         else:
             self.guard.tell("up")
 

@@ -23,8 +23,8 @@ STOP_SECONDS = 10
 STACK_BYTES = 64 << 20
 """Of each of Triton's threads, in address space: its HTTP server puts lists of a body's pieces there. See guard.proxy."""
 
-# Triton must not outlive us, even when we are killed: PR_SET_PDEATHSIG = 1. Set between fork and exec by a small Python of its
-# own, because a preexec_fn may deadlock in a process with threads.
+# A server must not outlive us, even when we are killed: PR_SET_PDEATHSIG = 1. Set between fork and exec by a small Python of
+# its own, because a preexec_fn may deadlock in a process with threads.
 LAUNCH = """
 import ctypes, os, resource, sys
 ctypes.CDLL(None).prctl(1, {signal})
@@ -66,11 +66,10 @@ class TritonProcess:
         self.stage, self.log_path, self.shown = stage, log_path, shown
         self._log_start = log_path.stat().st_size if log_path.is_file() else 0
         self.stubs: dict[int, str] = {}
-        launch = LAUNCH.format(signal=signal.SIGTERM.value, parent=os.getpid(), stack=STACK_BYTES)
         with log_path.open("ab") as log:
             fcntl.flock(log, fcntl.LOCK_SH)  # held as long as Triton has the file open: see watch.new_log
             self.process = subprocess.Popen(
-                [sys.executable, "-IS", "-c", launch, str(bundle.server), *options],
+                bound_to_us(str(bundle.server), *options),
                 cwd=stage,
                 env=environment(bundle),
                 stdin=subprocess.DEVNULL,
@@ -134,6 +133,12 @@ class TritonProcess:
             with contextlib.suppress(ChildProcessError):  # its stubs are ours only where we adopt orphans
                 while True:
                     os.waitpid(-self.process.pid, 0)
+
+
+def bound_to_us(*command: str) -> list[str]:
+    """The command that runs `command`, a program's path and its arguments, until the thread that starts it ends."""
+    launch = LAUNCH.format(signal=signal.SIGTERM.value, parent=os.getpid(), stack=STACK_BYTES)
+    return [sys.executable, "-IS", "-c", launch, *command]
 
 
 def stubs_of(group: int) -> dict[int, str]:

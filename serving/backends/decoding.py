@@ -14,6 +14,7 @@ from tokenizers.decoders import DecodeStream
 PAST, PRESENT = "past_key_values.", "present."
 END, STOP, LENGTH = "end", "stop", "length"
 """Why a text ended: the model's own end, a stop word, or the most tokens."""
+REFUSED_BY_STREAM = "Invalid prefix encountered"
 
 
 @dataclass
@@ -55,13 +56,14 @@ class Text:
     tokens: int = 0
     finish: str = ""
     decoder: Any = field(default_factory=lambda: DecodeStream(skip_special_tokens=True))
+    last: int | None = None
 
     def add(self, token):
         """The text that is certain after this token; `finish` is set with the last one."""
         self.tokens += 1
         if token in self.ends:
             return self.end(END)
-        self.held += self.decoder.step(self.tokenizer, token) or ""
+        self.held += self.decoded(token)
         places = [place for stop in self.settings.stop if (place := self.held.find(stop)) >= 0]
         if places:
             self.held = self.held[: min(places)]
@@ -71,6 +73,21 @@ class Text:
         keep = max((overlap(self.held, stop) for stop in self.settings.stop), default=0)
         certain, self.held = self.held[: len(self.held) - keep], self.held[len(self.held) - keep :]
         return certain
+
+    def decoded(self, token):
+        """What a token adds to the text.
+
+        A stream refuses a token by which earlier text, already sent, would be decoded otherwise: with bytes as tokens, what
+        follows a character that stays incomplete. Another stream then goes on behind the last token.
+        """
+        before, self.last = self.last, token
+        try:
+            return self.decoder.step(self.tokenizer, token) or ""
+        except Exception as error:  # tokenizers raises no type of its own
+            if not str(error).startswith(REFUSED_BY_STREAM):
+                raise
+        self.decoder = DecodeStream(ids=[before], skip_special_tokens=True)
+        return self.decoder.step(self.tokenizer, token) or ""
 
     def end(self, why):
         """The rest of the text."""

@@ -13,6 +13,8 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 from serving.clients.address import Address
 
 CONNECT_SECONDS = 10.0
+INFER_SECONDS = 60.0
+"""How long the response to a request may take."""
 
 
 class Connection(Protocol):
@@ -46,7 +48,8 @@ class HttpConnection:
         from tritonclient.http import InferenceServerClient
 
         tls = {"ssl": True, "ssl_context_factory": lambda: ssl.create_default_context(cafile=ca)} if address.tls else {}
-        self._client = InferenceServerClient(str(address), connection_timeout=CONNECT_SECONDS, **tls)
+        limits = {"connection_timeout": CONNECT_SECONDS, "network_timeout": INFER_SECONDS}
+        self._client = InferenceServerClient(str(address), **limits, **tls)
         self._headers = dict(headers)
         # a response that is no JSON, or of another form, is not Triton's
         self.failures = (OSError, HTTPParseError, ValueError, KeyError, TypeError)
@@ -97,7 +100,8 @@ class GrpcConnection:
     def infer(self, model: str, arrays: Mapping[str, np.ndarray], version: str) -> dict[str, np.ndarray]:
         from tritonclient.grpc import InferInput
 
-        result = self._client.infer(model, _filled(InferInput, arrays), model_version=version, headers=self._headers)
+        options = {**self._options, "client_timeout": INFER_SECONDS}
+        result = self._client.infer(model, _filled(InferInput, arrays), model_version=version, **options)
         return {output.name: result.as_numpy(output.name) for output in result.get_response().outputs}
 
     def config(self, model: str) -> dict[str, Any]:

@@ -105,13 +105,16 @@ def deploy(repository: Path, target: Target, control: Control | None, options: O
             for source in sources:
                 published = replace(_written(source, target, options), **timed[source.name])
                 done.append(published)
+                if published.fresh:
+                    target.set_beside(source.name, source.beside)
                 if control is not None:
                     _loaded(published, answers[source.name], control)
                     target.mark_proven(published.model, published.version)
                 options.say(_told(published, loaded=control is not None))
         except BaseException:
-            for published in reversed(done):
-                _take_back(published, target, control, options)
+            with contextlib.ExitStack() as each:  # the last first, and all of them, whichever fails
+                for published in done:
+                    each.callback(_take_back, published, target, control, options)
             raise
         for published in done:
             _prune(published.model, target, options)
@@ -134,8 +137,8 @@ def _tried(
         _require_answers(source.name, answers, control, name)
         return _require_latency(source.name, name, answers, control, options)
     finally:
+        target.remove(target.path(name))  # first: a server that is gone, or closed to us, unloads nothing
         _unload(name, control)
-        target.remove(target.path(name))
 
 
 def _unload(candidate: str, control: Control) -> None:
@@ -211,12 +214,12 @@ def _latest(source: Source, target: Target) -> int | None:
 
 
 def _written(source: Source, target: Target, options: Options) -> Published:
+    """The version folder, written if it is not there; what stands beside the versions is not replaced yet."""
     if (latest := _latest(source, target)) is not None:
         return Published(source.name, latest, latest, fresh=False)
     before = max(target.versions(source.name), default=None)
     version = (before or 0) + 1
     target.put(source.version, source.name, version, source.beside, new_record(options.run, source.sha256))
-    target.set_beside(source.name, source.beside)
     return Published(source.name, version, before, fresh=True)
 
 

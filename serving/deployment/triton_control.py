@@ -78,8 +78,12 @@ class Control:
         """The outputs of one request, both as the Open Inference Protocol has them in JSON: name, shape, datatype, data.
 
         Raises Refused, UserError E712."""
-        outputs = self._post(f"{_path(model, version)}/infer", {"inputs": inputs})["outputs"]
-        return [{key: output[key] for key in ("name", "shape", "datatype", "data")} for output in outputs]
+        response = self._post(f"{_path(model, version)}/infer", {"inputs": inputs})
+        try:
+            return [{key: output[key] for key in ("name", "shape", "datatype", "data")} for output in response["outputs"]]
+        except (KeyError, TypeError) as error:
+            what = f"this is not a Triton server: the response of '{model}' has no outputs"
+            raise UserError("E712", what, "Start one: compress serve RUN", self.where) from error
 
     def generate(self, model: str, body: dict[str, Any], version: int | None = None) -> dict[str, Any]:
         """The one response of a model that generates, inputs and outputs by name (Triton's generate extension).
@@ -115,7 +119,9 @@ class Control:
         status, text = self._request("POST", path, json.dumps(body), seconds)
         try:
             parsed = json.loads(text) if text else {}
-        except json.JSONDecodeError:
+        except ValueError:
+            parsed = None
+        if not isinstance(parsed, dict):  # a proxy's page
             parsed = {"error": text[:200]}
         if status != 200:
             raise Refused(status, str(parsed.get("error", f"status {status}")).strip())

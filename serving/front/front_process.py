@@ -1,4 +1,7 @@
-"""A front as a child process of `compress serve`: started with the server, started again when it ends, stopped before it."""
+"""A front as a child process of `compress serve`: started with the server, started again when it ends, stopped before it.
+
+It ends with the thread that starts it, at the latest, even where that is killed.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from compressor.errors import UserError
+from export.latency.programs import worker_environment
 from serving.bundle import install
+from serving.triton_process import bound_to_us
 from serving.watch import RESTARTS, WINDOW_SECONDS
 
 PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
@@ -27,12 +32,15 @@ class FrontProcess:
             raise UserError("E701", f"the HTTP front needs {missing[0]}", install("front"))
         self.port, self.log = port, log
         options = {"--triton": triton, "--port": str(port)} | ({"--keys": str(keys)} if keys else {})
-        self.command = [sys.executable, "-m", "serving.front", *(part for option in options.items() for part in option)]
+        arguments = (part for option in options.items() for part in option)
+        # -P: no file of the current folder takes the place of a package
+        self.command = bound_to_us(sys.executable, "-P", "-m", "serving.front", *arguments)
         self.started: list[float] = []
 
     def start(self) -> None:
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            options = {"env": worker_environment(), "stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+            self.process = subprocess.Popen(self.command, **options)
         self.started = [*(moment for moment in self.started if time.monotonic() - moment < WINDOW_SECONDS), time.monotonic()]
 
     def keep(self, tell: Callable[[str], None]) -> None:

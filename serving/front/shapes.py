@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-Text = Annotated[str, Field(max_length=1_000_000)]
+
+def in_unicode(text: str) -> str:
+    """The text. Raises ValueError for half of a surrogate pair, which JSON can hold and UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("not valid Unicode") from None
+    return text
+
+
+Text = Annotated[str, Field(max_length=1_000_000), AfterValidator(in_unicode)]
+Name = Annotated[str, AfterValidator(in_unicode)]
 MOST_TEXTS = 1000
 
 
@@ -17,7 +28,7 @@ class PredictRequest(BaseModel):
 
     texts: list[Text] = Field(min_length=1, max_length=MOST_TEXTS)
     pairs: list[Text] | None = Field(default=None, description="the second text of each, for a model of pairs")
-    model: str | None = Field(default=None, description="name of a served model; default the only one")
+    model: Name | None = Field(default=None, description="name of a served model; default the only one")
 
 
 class Span(BaseModel):
@@ -57,11 +68,17 @@ class RerankRequest(BaseModel):
         extra="ignore", json_schema_extra={"example": {"model": "sts", "query": "a cat", "documents": ["a kitten", "a car"]}}
     )
 
-    model: str | None = Field(default=None, description="name of a served model that gives one number for a pair")
+    model: Name | None = Field(default=None, description="name of a served model that gives one number for a pair")
     query: Text
     documents: list[Text | dict[str, Any]] = Field(min_length=1, max_length=MOST_TEXTS)
     top_n: int | None = Field(default=None, ge=1)
     return_documents: bool = False
+
+    @model_validator(mode="after")
+    def _documents_in_unicode(self) -> RerankRequest:
+        for text in self.texts:
+            in_unicode(text)
+        return self
 
     @property
     def texts(self) -> list[str]:

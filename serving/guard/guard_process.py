@@ -48,6 +48,8 @@ class GuardProcess:
         self._said = b""
         self.tell(json.dumps(self.settings))  # not as arguments, which every user of the machine can read
         if not self.heard("listening", START_SECONDS):
+            self.process.kill()  # one that runs without listening would pass for a guard
+            self.process.wait()
             raise UserError("E742", "the process in front of Triton did not start", f"See its log, {log_path}")
 
     def tell(self, line: str) -> None:

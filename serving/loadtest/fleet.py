@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,6 +20,7 @@ START_SECONDS = 0.2
 """Seconds until all processes have their job."""
 START_LIMIT = 60.0
 SLACK = 30.0
+END_SECONDS = 5.0
 
 T = TypeVar("T")
 
@@ -35,12 +37,24 @@ class Fleet:
         self._pool = multiprocessing.get_context("spawn").Pool(clients, _set_up, (traffic.rows,))
 
     def __enter__(self) -> Fleet:
-        self._get(self._pool.map_async(_ready, range(self.clients), chunksize=1), START_LIMIT)
+        try:
+            self._get(self._pool.map_async(_ready, range(self.clients), chunksize=1), START_LIMIT)
+        except BaseException:
+            self._end()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._pool.terminate()
-        self._pool.join()
+        self._end()
+
+    def _end(self) -> None:
+        """End the processes; what has not ended after END_SECONDS is killed."""
+        # a pool waits without a limit for the lock of its queue, which a process that was killed or hangs may hold
+        ending = threading.Thread(target=self._pool.terminate, daemon=True)
+        ending.start()
+        ending.join(END_SECONDS)
+        for process in self._pool._pool if ending.is_alive() else ():
+            process.kill()
 
     def run(self, endpoint: Endpoint, load: Load, observe: Callable[[float], T]) -> tuple[list[Record], float, T]:
         """Send a load; the records of all processes, the start's time of the monotonic clock, and what `observe`, which is

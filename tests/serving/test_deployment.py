@@ -1,10 +1,13 @@
 """compress deploy on a live server: versions published beside the running one, proven, and taken back if they fail."""
 
+import contextlib
+import errno
 import json
 import socket
 import threading
 import time
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import onnxruntime
@@ -12,6 +15,7 @@ import pytest
 from triton_parts import FACTS, KNOBS, write_classifier
 
 from compressor.errors import CheckError, UserError
+from pipelines.cli.work.deploy_work import header_of
 from pipelines.runs.served import find_repository
 from serving.deployment.answers import Answer, differences, read_answers, tensor, write_answers
 from serving.deployment.publish import Options, deploy, roll_back, status
@@ -201,7 +205,20 @@ def test_a_limit_on_latency(make_run, target, control):
 def test_a_server_whose_control_is_closed_says_so(make_run, target, server):
     with pytest.raises(UserError, match="E755"):
         deploy(make_run(0), target, Control.at(server.url), Options("run"))
-    assert target.versions(NAME) == []
+    assert target.models() == []  # a server that polls would serve the candidate
+
+
+@pytest.mark.parametrize("line", ["töken-€", "X-Key: a\x01b", "X Key: a", ": a"])
+def test_a_token_file_that_no_header_can_hold(tmp_path, line):
+    (tmp_path / "token").write_text(line, encoding="utf-8")
+    with pytest.raises(UserError, match="E711"):
+        header_of(tmp_path / "token")
+
+
+@pytest.mark.parametrize("text", ["", "[]", '"text"', "<html>", '{"outputs": [{}]}', '{"outputs": 1}'])
+def test_responses_of_another_server(ending, text):
+    with pytest.raises(UserError, match=r"E712 .*no outputs"):
+        ending("none", text).infer(NAME, [])
 
 
 def test_no_server(make_run, target):
@@ -209,6 +226,88 @@ def test_no_server(make_run, target):
         port = closed.getsockname()[1]
     with pytest.raises(UserError, match="E712"):
         deploy(make_run(0), target, Control.at(f"127.0.0.1:{port}"), Options("run"))
+
+
+class Ending(BaseHTTPRequestHandler):
+    """A Triton that loads every model but `last`: with that one it ends."""
+
+    last, text, ended = "", "", False
+
+    def do_GET(self):
+        self.respond()
+
+    def do_POST(self):
+        type(self).ended |= self.path.endswith(f"/models/{self.last}/load")
+        self.respond()
+
+    def respond(self):
+        if self.ended:
+            return  # the connection is closed without a response
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(self.text)))
+        self.end_headers()
+        self.wfile.write(self.text.encode())
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def ending():
+    """Starts a server that ends when it is to load a model."""
+    with contextlib.ExitStack() as servers:
+
+        def start(last, text=""):
+            handler = type("Handler", (Ending,), {"last": last, "text": text})
+            server = servers.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), handler))
+            threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+            servers.callback(server.shutdown)
+            return Control.at(f"127.0.0.1:{server.server_address[1]}")
+
+        yield start
+
+
+@pytest.fixture
+def two_models(make_run):
+    """Runs of two models each, without recorded answers."""
+
+    def make(seed):
+        folder = make_run(seed, labels=("bad", "fair", f"good {seed}"), interfaces=("tokens", "text"))
+        for name in (NAME, f"{NAME}-text"):
+            write_answers(folder / name / "1", [])
+        return folder
+
+    return make
+
+
+def contents(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("last", [NAME, f"{NAME}-text", f"{NAME}-candidate", f"{NAME}-text-candidate"])
+def test_a_server_that_ends_leaves_the_repository_as_it_was(two_models, ending, tmp_path, last):
+    target = Target.at(str(tmp_path / "target"))
+    deploy(two_models(0), target, None, Options("first"))
+    before = contents(tmp_path / "target")
+    with pytest.raises(UserError, match="E712"):
+        deploy(two_models(1), target, ending(last), Options("second"))
+    assert contents(tmp_path / "target") == before
+
+
+def test_what_cannot_be_published_whole_is_taken_back(two_models, tmp_path, monkeypatch):
+    target = Target.at(str(tmp_path / "target"))
+    deploy(two_models(0), target, None, Options("first"))
+    before, real = contents(tmp_path / "target"), Target._replace
+
+    def full(self, path, content):
+        if b"good 1" in content:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(self, path, content)
+
+    monkeypatch.setattr(Target, "_replace", full)
+    with pytest.raises(OSError, match="No space"):
+        deploy(two_models(1), target, None, Options("second"))
+    assert contents(tmp_path / "target") == before
 
 
 def test_one_deployment_at_a_time(make_run, target):

@@ -83,6 +83,25 @@ def test_requests_that_are_wrong(front, body, status, code):
     assert (response.status_code, response.json()["code"]) == (status, code), response.text
 
 
+@pytest.mark.parametrize(
+    ("path", "content"),
+    [
+        ("/predict", r'{"model": "\ud800", "texts": ["a"]}'),
+        ("/predict", r'{"texts": ["\ud800"]}'),
+        ("/rerank", r'{"query": "a", "documents": [{"text": "\ud800"}]}'),
+        ("/rerank", r'{"query": "a", "documents": [{"title": "\ud800"}]}'),
+    ],
+)
+def test_texts_that_are_no_unicode(path, content):
+    from starlette.testclient import TestClient
+
+    from serving.front.app import Settings, make_app
+
+    with TestClient(make_app(Settings("127.0.0.1:1")), raise_server_exceptions=False) as client:
+        response = client.post(path, content=content, headers={"Content-Type": "application/json"})
+        assert (response.status_code, response.json()["code"]) == (400, "E765"), response.text
+
+
 @pytest.mark.parametrize("content", [b"{", b"[" * 9000, b"\xff\xfe", b"null"])
 def test_bodies_that_are_no_request(front, content):
     response = front.post("/predict", content=content, headers={"Content-Type": "application/json"})
@@ -190,3 +209,38 @@ def test_a_front_that_cannot_start_is_given_up(tmp_path):
                 front.process.wait(30)
                 front.keep(said.append)
     assert len(said) == 3 and "address already in use" in (tmp_path / "log").read_text()
+
+
+SERVING = """
+import sys, time
+from pathlib import Path
+from serving.front.front_process import FrontProcess
+front = FrontProcess("127.0.0.1:1", int(sys.argv[1]), None, Path("log"))
+front.start()
+time.sleep(600)
+"""
+
+
+def is_live(port):
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/health/live", timeout=5).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+@pytest.mark.slow
+def test_a_front_ends_with_a_killed_server_and_takes_no_code_of_the_current_folder(tmp_path):
+    (tmp_path / "uvicorn.py").write_text("raise SystemExit('the current folder is imported')")
+    port, deadline = free_port(), time.monotonic() + 60
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    server = subprocess.Popen([sys.executable, "-P", "-c", SERVING, str(port)], cwd=tmp_path, env=environment)
+    try:
+        while not is_live(port):
+            assert time.monotonic() < deadline, (tmp_path / "log").read_text()
+            time.sleep(0.1)
+    finally:
+        server.kill()
+        server.wait(10)
+    while is_live(port):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from compressor.checkpoint import save_checkpoint
@@ -234,6 +234,29 @@ def test_what_may_become_a_stop_word_is_held_back(decoding, texts, stop, given):
         if text.finish:
             break
     assert said == given
+
+
+def byte_tokenizer():
+    """Bytes as tokens, as Llama's tokenizer has them for what it has no word for."""
+    vocabulary = {"<unk>": 0, "▁a": 1, "x": 2, **{f"<0x{byte:02X}>": 3 + byte for byte in range(256)}}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True, unk_token="<unk>"))
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(parts)
+    return tokenizer, vocabulary
+
+
+@pytest.mark.parametrize(
+    ("tokens", "given"),
+    [
+        (["▁a", "<0x0A>", "<0xE2>", "x", "▁a"], "a\n\ufffdx a"),
+        (["▁a", "<0x0A>", "<0xE2>", "▁a"], "a\n\ufffd a"),
+        (["▁a", "<0x0A>", "<0xE2>", "<0x82>", "<0xAC>", "▁a"], "a\n€ a"),
+    ],
+)
+def test_a_character_that_stays_incomplete_does_not_end_a_text(decoding, tokens, given):
+    tokenizer, vocabulary = byte_tokenizer()
+    text = decoding.Text(tokenizer, decoding.Settings(), frozenset())
+    assert "".join(text.add(vocabulary[token]) for token in tokens) == given
 
 
 def test_draws_follow_the_probabilities(decoding):

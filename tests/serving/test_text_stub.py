@@ -31,6 +31,7 @@ TRITON = SimpleNamespace(
     Tensor=lambda name, array: (name, array),
     InferenceResponse=lambda tensors=(), error=None: SimpleNamespace(tensors=dict(tensors), error=error),
     get_input_tensor_by_name=lambda request, name: request.tensors.get(name),
+    TRITONSERVER_RESPONSE_COMPLETE_FINAL=1,
 )
 
 
@@ -327,3 +328,39 @@ def test_the_backends_import_nothing_of_the_project(tmp_path):
             lines = [line.split() for line in path.read_text().splitlines()]
             imported = {words[1].split(".")[0] for words in lines if len(words) > 1 and words[0] in ("import", "from")}
             assert not imported & names, path
+
+
+class Rows(SimpleNamespace):
+    """A batch whose tokens are given."""
+
+    def join(self, row, ids):
+        self.rows.append(row)
+        return ids[0]
+
+    def step(self):
+        return [0] * len(self.rows)
+
+    def leave(self, gone):
+        self.rows = [row for number, row in enumerate(self.rows) if number not in gone]
+
+
+def test_a_text_that_fails_ends_its_request_alone(modules):
+    """The thread that generates serves all requests: what ends it would leave every later one without an answer."""
+    module = modules("compress_generate", "model")
+    sent = {"bad": [], "good": []}
+
+    def stream(name, texts):
+        sender = SimpleNamespace(send=lambda response, flags: sent[name].append((response, flags)), is_cancelled=lambda: False)
+        text = SimpleNamespace(add=lambda token: texts.pop(0).encode().decode(), finish="", tokens=0)
+        return module.Stream(sender, [0], text, None, True)
+
+    model = module.TritonPythonModel()
+    model.batch = Rows(rows=[])
+    model.join(stream("good", ["a", "b", "c"]))
+    model.join(stream("bad", ["a", "\ud800"]))
+    model.step()
+    model.join(stream("bad", ["\ud800"]))
+    model.step()
+    assert [bool(response.error) for response, _ in sent["good"]] == [False] * 3
+    assert [(bool(response.error), flags) for response, flags in sent["bad"]] == [(False, 0), (True, 1), (True, 1)]
+    assert len(model.batch.rows) == 1

@@ -7,10 +7,13 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import grpc
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
 from triton_parts import FACTS, LABELS, POSITIONS, WORDS
+from tritonclient.grpc import service_pb2 as messages
+from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceServicer, add_GRPCInferenceServiceServicer_to_server
 from tritonclient.http import InferenceServerClient
 
 from compressor.errors import UserError
@@ -193,6 +196,34 @@ def test_another_kind_of_server_is_said_so(tmp_path):
         with pytest.raises(UserError, match=r"E712 .*not a Triton server"):
             predict(f"127.0.0.1:{other.server_port}", "reviews", TEXTS)
         other.shutdown()
+
+
+class Hanging(GRPCInferenceServiceServicer):
+    """A server whose models do not answer before the test is over."""
+
+    def __init__(self):
+        self.over = threading.Event()
+
+    def ServerLive(self, request, context):
+        return messages.ServerLiveResponse(live=True)
+
+    def ModelInfer(self, request, context):
+        self.over.wait(30)
+        return messages.ModelInferResponse()
+
+
+def test_a_model_that_hangs_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr("serving.clients.connections.INFER_SECONDS", 0.2)
+    server, hanging = grpc.server(ThreadPoolExecutor(2)), Hanging()
+    add_GRPCInferenceServiceServicer_to_server(hanging, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        with Client(f"grpc://127.0.0.1:{port}") as client, pytest.raises(UserError, match=r"E712 .*does not answer in time"):
+            client.infer("reviews", features(1, 4))
+    finally:
+        hanging.over.set()
+        server.stop(None).wait(10)
 
 
 def test_the_tokenizer_must_be_the_models_own(server, version_folder, tmp_path, monkeypatch):

@@ -197,6 +197,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(UserError, match=r"E710 .*Set XDG_CACHE_HOME"):
         running.announce(8000, tmp_path, pid=1)
+    running.withdraw(8000)  # a server that could not be announced is stopped all the same
 
 
 @pytest.mark.usefixtures("triton")

@@ -123,6 +123,21 @@ def watched_guard(server):
     return lines
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("triton")
+def test_a_restart_that_failed_is_not_taken_for_a_server(repository, tmp_path):
+    with EmbeddedServer(repository, log_path=tmp_path / "log", models=["bare"]) as server:
+        server.triton.process.kill()
+        server.triton.process.wait()
+        server.ready_timeout = 0
+        with pytest.raises(UserError, match="E708"):
+            server.restart()
+        assert server.fault()
+        server.ready_timeout = 60
+        server.restart()
+        assert respond(server.ports["http"])[0] == 200
+
+
 def test_a_crash_loop_ends_with_a_coded_error(monkeypatch):
     monkeypatch.setattr(watch, "POLL_SECONDS", 0)
     fault = UserError("E709", "the Triton server was killed by SIGSEGV", "See its log")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import click
@@ -69,7 +70,11 @@ def header_of(path: Path | None) -> tuple[str, str] | None:
     if not line or len(line.splitlines()) > 1:
         raise UserError("E711", "not one line of text", "Write the token, or HEADER: VALUE", str(path))
     name, colon, value = line.partition(":")
-    return (name.strip(), value.strip()) if colon else ("Authorization", f"Bearer {line}")
+    header = (name.strip(), value.strip()) if colon else ("Authorization", f"Bearer {line}")
+    if not (re.fullmatch(r"[\w!#$%&'*+.^`|~-]+", header[0], re.ASCII) and header[1].isascii() and header[1].isprintable()):
+        fix = "Write the token, or HEADER: VALUE, in printable ASCII"
+        raise UserError("E711", "holds what no HTTP header can", fix, str(path))
+    return header
 
 
 def table(states: list[State]) -> str:

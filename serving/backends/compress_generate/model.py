@@ -112,10 +112,20 @@ class TritonPythonModel:
 
     def join(self, stream):
         try:
-            if stream.add(self.batch.join(stream, stream.ids)):
-                self.batch.leave({len(self.batch.rows) - 1})
+            token = self.batch.join(stream, stream.ids)
         except Exception as error:  # a runtime raises many types; each ends this request alone
             stream.fail(error)
+            return
+        if self.ended(stream, token):
+            self.batch.leave({len(self.batch.rows) - 1})
+
+    def ended(self, stream, token):
+        """Whether a request ends with this token: with its last one, or because its text fails, which ends it alone."""
+        try:
+            return stream.add(token)
+        except Exception as error:  # the thread must not end: no request would be answered any more
+            stream.fail(error)
+            return True
 
     def step(self):
         """One token for every row; rows that end, or whose callers have gone, leave."""
@@ -133,7 +143,7 @@ class TritonPythonModel:
             if stream.sender.is_cancelled():
                 stream.sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
                 gone.add(number)
-            elif stream.add(token):
+            elif self.ended(stream, token):
                 gone.add(number)
         if gone:
             self.batch.leave(gone)

@@ -103,15 +103,19 @@ def test_a_row_that_the_model_refuses_alone_is_named(server):
         first_pass(fleet, target(server))
 
 
-def test_a_client_process_that_is_killed_is_an_error(server, traffic, monkeypatch):
+@pytest.mark.parametrize("end", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_client_process_that_hangs_or_is_killed_is_an_error_and_does_not_hold_up_the_end(server, traffic, monkeypatch, end):
     monkeypatch.setattr("serving.loadtest.fleet.SLACK", -3.8)
+    monkeypatch.setattr("serving.loadtest.fleet.END_SECONDS", 0.2)
     with Fleet(traffic) as fleet:
-        for process in fleet._pool._pool:
-            os.kill(process.pid, signal.SIGSTOP)
+        processes = list(fleet._pool._pool)
+        for process in processes:
+            os.kill(process.pid, end)
         with pytest.raises(UserError, match=r"E746 a client process of the load test ended or hangs"):
             fleet.once(target(server).endpoint, Load(concurrency=1, warmup=0, seconds=1, timeout=3))
-        for process in fleet._pool._pool:
-            os.kill(process.pid, signal.SIGCONT)
+    for process in (*processes, *fleet._pool._pool):
+        process.join(10)
+        assert not process.is_alive()
 
 
 def test_the_command_prints_and_writes_every_figure(server, texts, tmp_path, capfd):
