@@ -20,7 +20,10 @@ from serving.backend_files import backend_names, copy_backend
 TRITON = "24.10"
 """Least version of the official container: its ONNX Runtime reads IR 10 and opset 20, and its Triton python-based backends."""
 IMAGE = f"nvcr.io/nvidia/tritonserver:{TRITON}-py3"
-BACKENDS = "backends"
+BACKENDS = "compress-backends"
+"""The folder beside a compose file that is replaced with it."""
+LABEL = 63
+"""Longest name of a service in Kubernetes, which begins with a letter."""
 
 
 def packages() -> str:
@@ -35,41 +38,31 @@ def _options(models: Sequence[str], repository: str) -> list[str]:
     return [f"--model-repository={repository}", "--model-control-mode=explicit", *loaded]
 
 
-def kserve(location: str, models: Sequence[str], image: str | None = None) -> dict[str, Any]:
-    """An InferenceService on the repository at the URL `location`.
-
-    Without `image` KServe's own Triton runtime serves the models of stock backends. `image` has this project's backends, too.
-    """
-    name = re.sub(r"[^a-z0-9-]+", "-", models[0].lower()).strip("-")
-    if image is None:
-        stock = [model for model in models if not model.endswith("-text")]
-        model = {
-            "modelFormat": {"name": "triton"},
-            "protocolVersion": "v2",
-            "runtimeVersion": f"{TRITON}-py3",
-            "storageUri": location,
-            "args": _options(stock, "/mnt/models")[1:],
-        }
-        return _service(name, {"model": model})
-    container = {
-        "name": "kserve-container",
-        "image": image,
-        "command": ["tritonserver"],
-        "args": [*_options(models, "/mnt/models"), "--http-port=8080"],
-        "env": [{"name": "STORAGE_URI", "value": location}],
-        "ports": [{"containerPort": 8080, "protocol": "TCP"}],
-        "readinessProbe": {"httpGet": {"path": "/v2/health/ready", "port": 8080}},
+def kserve(location: str, models: Sequence[str]) -> dict[str, Any]:
+    """An InferenceService on the repository at the URL `location`: KServe's own Triton runtime with the `stock_models`."""
+    model = {
+        "modelFormat": {"name": "triton"},
+        "protocolVersion": "v2",
+        "runtimeVersion": f"{TRITON}-py3",
+        "storageUri": location,
+        "args": _options(stock_models(models), "/mnt/models")[1:],
     }
-    return _service(name, {"containers": [container]})
-
-
-def _service(name: str, predictor: dict[str, Any]) -> dict[str, Any]:
     return {
         "apiVersion": "serving.kserve.io/v1beta1",
         "kind": "InferenceService",
-        "metadata": {"name": name},
-        "spec": {"predictor": predictor},
+        "metadata": {"name": _service_name(models[0])},
+        "spec": {"predictor": {"model": model}},
     }
+
+
+def stock_models(models: Sequence[str]) -> list[str]:
+    """Those that need no backend of this project."""
+    return [model for model in models if not model.endswith("-text")]
+
+
+def _service_name(model: str) -> str:
+    name = re.sub(r"[^a-z0-9-]+", "-", model.lower()).strip("-")
+    return (name if name[:1].isalpha() else f"model-{name}")[:LABEL].strip("-")
 
 
 def compose(location: str, models: Sequence[str]) -> dict[str, Any]:
@@ -96,21 +89,36 @@ def compose(location: str, models: Sequence[str]) -> dict[str, Any]:
     return {"services": {"triton": service}}
 
 
-def write_kserve(path: Path, location: str, models: Sequence[str], image: str | None = None) -> None:
-    """Raises UserError E757 for a location that no cluster reaches."""
+def check_kserve(location: str, models: Sequence[str]) -> None:
+    """Raises UserError E757 for a location that no cluster reaches, and if KServe's own Triton can serve none of the models."""
     if "://" not in location:
         raise UserError("E757", "KServe needs the repository at a URL", "Deploy --to s3://BUCKET/FOLDER, or pvc://", location)
-    _write(path, kserve(location, models, image))
+    if not stock_models(models):
+        what = f"KServe's own Triton has no backend for {', '.join(models)}"
+        raise UserError("E757", what, "Deploy with interfaces: [tokens, text], or leave --kserve out", location)
 
 
-def write_compose(path: Path, location: str, models: Sequence[str]) -> None:
-    """Write the compose file, and beside it the backends that it mounts. Raises UserError E757 for a URL."""
+def check_compose(location: str, models: Sequence[str]) -> None:
+    """Raises UserError E757 for a URL."""
     if "://" in location:
         raise UserError("E757", "a compose file mounts a local folder", "Deploy --to DIR", location)
+
+
+def write_kserve(path: Path, location: str, models: Sequence[str]) -> list[str]:
+    """Write the InferenceService; returns the models that it serves. Raises as `check_kserve`."""
+    check_kserve(location, models)
+    _write(path, kserve(location, models))
+    return stock_models(models)
+
+
+def write_compose(path: Path, location: str, models: Sequence[str]) -> list[str]:
+    """Write the compose file, and beside it the backends that it mounts; returns the models. Raises as `check_compose`."""
+    check_compose(location, models)
     _write(path, compose(str(Path(location).resolve()), models))
     for name in backend_names():
         shutil.rmtree(path.parent / BACKENDS / name, ignore_errors=True)
         copy_backend(name, path.parent / BACKENDS)
+    return list(models)
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ import click
 from compressor.errors import UserError
 from pipelines.cli.shown import note
 from pipelines.runs.served import find_repository
-from serving.deployment.manifests import write_compose, write_kserve
+from serving.deployment.manifests import check_compose, check_kserve, write_compose, write_kserve
 from serving.deployment.publish import Options, State, deploy, roll_back, status
 from serving.deployment.target import Target
 from serving.deployment.triton_control import Control
@@ -45,16 +45,22 @@ def run(
         return
     served = find_repository(run)
     note(served.outdated)
+    names = model_names(served.repository)
+    files = [(kserve, check_kserve, write_kserve), (compose, check_compose, write_compose)]
+    for path, check, _ in files:
+        if path is not None:
+            check(to, names)
     if rollback:
-        done = roll_back(model_names(served.repository), target, control, options)
+        done = roll_back(names, target, control, options)
     else:
         done = deploy(served.repository, target, control, options)
         if control is None:
             say(f"no --url: a server that polls {to} loads it; others load it by /v2/repository/models/NAME/load")
-    for path, write in ((kserve, write_kserve), (compose, write_compose)):
+    for path, _, write in files:
         if path is not None:
-            write(path, to, model_names(served.repository))
-            say(f"written, not tried here: {path}")
+            left_out = sorted(set(names) - set(write(path, to, names)))
+            missing = f", without {', '.join(left_out)}, for which KServe's Triton has no backend" if left_out else ""
+            say(f"written, not tried here: {path}{missing}")
     if as_json:
         click.echo(json.dumps([published.to_json() for published in done], indent=1))
 
