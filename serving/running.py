@@ -35,7 +35,9 @@ def announce(port: int, repository: Path, pid: int) -> None:
     path = registry_file(port)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"repository": str(repository.resolve()), "pid": pid}), encoding="utf-8")
+        beside = path.with_name(f"{path.name}.{pid}")
+        beside.write_text(json.dumps({"repository": str(repository.resolve()), "pid": pid}), encoding="utf-8")
+        beside.replace(path)  # a client that reads it meanwhile finds a whole record
     except OSError as error:
         fault = f"cannot record the running server ({error.strerror})"
         raise UserError("E710", fault, "Set XDG_CACHE_HOME to a folder you can write", str(path.parent)) from error
@@ -49,8 +51,24 @@ def withdraw(port: int) -> None:
 
 def served_repository(host: str, port: int) -> Path | None:
     """The repository of a running server of this machine on `host:port`, or None."""
-    path = registry_file(port)
-    if host not in LOCAL_HOSTS or not path.is_file():
+    record = _record(host, port)
+    return None if record is None else record[0]
+
+
+def server_pid(host: str, port: int) -> int | None:
+    """The process of a server that `compress serve` runs on this machine, or None."""
+    record = _record(host, port)
+    return None if record is None else record[1]
+
+
+def _record(host: str, port: int) -> tuple[Path, int] | None:
+    """The repository and the process of a server that runs; None if the record is missing, cannot be read, or is that of a
+    server that was killed, which leaves it."""
+    if host not in LOCAL_HOSTS:
         return None
-    entry = json.loads(path.read_text(encoding="utf-8"))
-    return Path(entry["repository"]) if Path("/proc", str(entry["pid"])).exists() else None  # a killed server leaves its file
+    try:
+        entry = json.loads(registry_file(port).read_text(encoding="utf-8"))
+        repository, pid = Path(entry["repository"]), int(entry["pid"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return (repository, pid) if Path("/proc", str(pid)).exists() else None

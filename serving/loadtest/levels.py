@@ -15,11 +15,12 @@ from serving.client import Client, Refusal
 from serving.loadtest.answer_check import check_answers, first_answers, require_recorded
 from serving.loadtest.arrivals import Load
 from serving.loadtest.fleet import Fleet
-from serving.loadtest.observed import Processes, Watch, added_up, server_figures, server_pid
+from serving.loadtest.observed import Processes, Watch, added_up, server_figures
 from serving.loadtest.quantiles import curve, latency_figures, tail
 from serving.loadtest.request_pools import Endpoint
 from serving.loadtest.senders import TIMED_OUT, Record
 from serving.loadtest.traffic import Outputs
+from serving.running import server_pid
 
 BUSY = 0.75
 """Share of a core from which on a client process may be the limit."""

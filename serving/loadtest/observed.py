@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import threading
 import time
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from serving.loadtest.quantiles import slope
-from serving.running import LOCAL_HOSTS, registry_file
 
 PAGE, CLOCK_TICKS = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_CLK_TCK")
 SAMPLE_SECONDS = 0.25
@@ -49,15 +47,6 @@ def server_figures(before: Counts, after: Counts) -> dict[str, float | int | Non
         "queue_ms": change.get("queue_ns", 0) / done / 1e6 if done else None,
         "compute_ms": compute / done / 1e6 if done else None,
     }
-
-
-def server_pid(host: str, port: int) -> int | None:
-    """The process of a server that `compress serve` runs on this machine, or None."""
-    path = registry_file(port)
-    if host not in LOCAL_HOSTS or not path.is_file():
-        return None
-    pid = int(json.loads(path.read_text(encoding="utf-8"))["pid"])
-    return pid if Path("/proc", str(pid)).exists() else None
 
 
 class Processes:

@@ -1,6 +1,7 @@
 """Tensors and texts through a real server: equal to a local session, and clear when something is wrong."""
 
 import http.server
+import os
 import shutil
 import socket
 import threading
@@ -244,6 +245,17 @@ def test_the_note_of_a_killed_server_is_not_believed(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     running.announce(8000, tmp_path, pid=2**22 + 1)  # above the kernel's largest pid
     assert running.registry_file(8000).is_file() and running.served_repository("127.0.0.1", 8000) is None
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"repository": 1, "pid": 1}', '{"repository": "/", "pid": null}', "\udcff"])
+def test_a_record_that_cannot_be_read_is_no_record(tmp_path, monkeypatch, text):
+    """A full disk leaves an empty one."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    running.announce(8000, tmp_path, os.getpid())
+    assert running.served_repository("localhost", 8000) == tmp_path and running.server_pid("localhost", 8000) == os.getpid()
+    assert [path.name for path in running.registry_file(8000).parent.iterdir()] == ["127.0.0.1-8000.json"]
+    running.registry_file(8000).write_bytes(text.encode("utf-8", "surrogateescape"))
+    assert running.served_repository("localhost", 8000) is None and running.server_pid("localhost", 8000) is None
 
 
 def test_a_kind_of_task_that_this_client_does_not_know():
