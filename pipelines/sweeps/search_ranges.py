@@ -78,6 +78,9 @@ def read_range(key: str, text: str, mark: str) -> Range | None:
     if found.log and low <= 0:
         fix = f"Start above 0, or write {text.partition(':')[0].strip():.60}:linear"
         raise _fault(f"a logarithmic range cannot start at {ends[0]:.40}", fix, mark)
+    width = float(high) / float(low) if found.log else float(high) - float(low)
+    if not math.isfinite(width):
+        raise _fault("the range is wider than floating point numbers are", "Write a narrower one", mark)
     if not found.whole and not high - low > NARROWEST * max(abs(low), abs(high)):
         raise _fault("the ends of the range are almost equal", "Write a wider one", mark)
     return found

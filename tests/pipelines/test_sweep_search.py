@@ -116,6 +116,8 @@ def test_texts_that_are_ranges(key, text, found):
         ("0..0.1:log", "E123 --over: a logarithmic range cannot start at 0. Start above 0, or write 0..0.1:linear"),
         ("-1..8:log", "E123 --over: a logarithmic range cannot start at -1"),
         ("1..8:lag", "E123 --over: a range cannot be ':lag'"),
+        ("1e-300..1e300:log", "E123 --over: the range is wider than floating point numbers are"),
+        ("-1e308..1e308", "E123 --over: the range is wider"),
         ("1.0..1.0000000001", "E123 --over: the ends of the range are almost equal"),
     ],
 )
