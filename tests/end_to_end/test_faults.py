@@ -410,7 +410,7 @@ FAULTS = [
     Fault(shuffled_label_facts, "deploy", DEPLOYED, "E612"),
     Fault(coarse_embedding, "export", "compressed -> int8", "E610"),
     Fault(truncated_external_data, "export", GRAPH, "E602"),
-    Fault(truncated_graph, "export", GRAPH, "E602"),
+    Fault(truncated_graph, "export", GRAPH, "E602", slow=True),
     Fault(truncated_checkpoint, "merge", MERGED, "E305"),
     Fault(another_config, "merge", MERGED, "E308"),
     Fault(wrong_per_layer_config, "merge", MERGED, "E305"),
