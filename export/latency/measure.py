@@ -141,6 +141,11 @@ class Worker:
         self._send({"batches": [{name: rows.tolist() for name, rows in batch.items()} for batch in batches]})
         return self._receive()["ms"]
 
+    def time_further_token(self, batch: int, length: int, tokens: int) -> float:
+        """Milliseconds of one of so many tokens that a generating model writes behind prompts of a shape."""
+        self._send({"batch": batch, "length": length, "tokens": tokens})
+        return self._receive()["ms"]
+
     def stop(self) -> None:
         """Terminate the process at once, whatever it is doing: it may be compiling for minutes."""
         self.process.terminate()

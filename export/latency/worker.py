@@ -2,8 +2,9 @@
 
 torch is imported only for PyTorch's variants: its thread pool would disturb other runtimes.
 
-First line in: the variant. First line out: {"loaded": true}. Then, until stdin ends, {"batch", "length"} in, {"ms"} out, or
-{"batches"} in, the inputs of each as lists, and {"ms"} out, a list.
+First line in: the variant. First line out: {"loaded": true}. Then, until stdin ends, {"batch", "length"} in, {"ms"} out; or
+{"batches"} in, the inputs of each as lists, and {"ms"} out, a list; or, to a model that generates, {"batch", "length",
+"tokens"} in and {"ms"} out, of one of so many tokens behind prompts of that shape.
 """
 
 from __future__ import annotations
@@ -20,12 +21,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from export.latency.programs import private_stdout
+from export.latency.writers import session_writer, torch_writer
 from export.runtimes.feeds import feeds_of, run
 from export.runtimes.runtime_registry import RUNTIMES
 from export.runtimes.sessions import session
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from export.latency.writers import Writer
+    from export.runtimes.runtime import Session
 
 Encoding = dict[str, np.ndarray]
 Timer = Callable[[Encoding], float]
@@ -41,10 +46,15 @@ def milliseconds(once: Callable[[], object], settled: Callable[[], object] = lam
     return (time.perf_counter() - start) * 1000
 
 
-def session_timer(variant: dict[str, Any]) -> Timer:
+def opened(variant: dict[str, Any]) -> Session:
+    """The session of a file."""
+    runtime = RUNTIMES[variant["runtime"]]
+    return session(Path(variant["path"]), runtime=runtime, device=variant["device"], threads=variant["threads"])
+
+
+def session_timer(live: Session, variant: dict[str, Any]) -> Timer:
     """Times one run in a runtime, inputs handed over as numpy; on a GPU they are there already, as PyTorch's."""
     runtime, device = RUNTIMES[variant["runtime"]], variant["device"]
-    live = session(Path(variant["path"]), runtime=runtime, device=device, threads=variant["threads"])
 
     def timer(inputs: Encoding) -> float:
         if device == "cpu":
@@ -55,14 +65,11 @@ def session_timer(variant: dict[str, Any]) -> Timer:
     return timer
 
 
-def torch_timer(variant: dict[str, Any]) -> Timer:
+def torch_timer(model: nn.Module, variant: dict[str, Any]) -> Timer:
     """Timer of one forward pass of a checkpoint: eager, through torch.compile, or replayed as a CUDA graph."""
     import torch
 
     device, cuda = variant["device"], variant["device"] == "cuda"
-    if variant["threads"]:
-        torch.set_num_threads(variant["threads"])
-    model = torch_model(variant).to(device, torch.float16 if variant["half"] else torch.float32)
     accepted = set(inspect.signature(model.forward).parameters)
     settled = torch.cuda.synchronize if cuda else lambda: None
 
@@ -83,12 +90,14 @@ def torch_timer(variant: dict[str, Any]) -> Timer:
 
 
 def torch_model(variant: dict[str, Any]) -> nn.Module:
-    """The model of a checkpoint, compiled if the runtime is torch.compile."""
+    """The model of a checkpoint on its device, compiled if the runtime is torch.compile."""
     import torch
 
     from compressor import load
 
-    model = load(Path(variant["path"]))
+    if variant["threads"]:
+        torch.set_num_threads(variant["threads"])
+    model = load(Path(variant["path"])).to(variant["device"], torch.float16 if variant["half"] else torch.float32)
     if variant["runtime"] == "torch.compile":
         # a separate graph for every shape, the fastest option
         torch._dynamo.config.recompile_limit = 64
@@ -146,8 +155,10 @@ def encoding(batch: int, length: int, vocabulary: int, end: int | None = None) -
     return {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
 
 
-def timed(timer: Timer, variant: dict[str, Any], message: dict[str, Any]) -> float | list[float]:
-    """Milliseconds of one random batch of a shape, or of each of the batches that a message holds."""
+def timed(timer: Timer, writer: Writer, variant: dict[str, Any], message: dict[str, Any]) -> float | list[float]:
+    """Milliseconds of one random batch of a shape, of each of the batches that a message holds, or of a further token."""
+    if "tokens" in message:
+        return writer(encoding_of(variant, message["batch"], message["length"]), message["tokens"])
     if "batches" not in message:
         return timer(encoding_of(variant, **message))
     batches = [{name: np.array(rows, np.int64) for name, rows in batch.items()} for batch in message["batches"]]
@@ -157,10 +168,13 @@ def timed(timer: Timer, variant: dict[str, Any], message: dict[str, Any]) -> flo
 def main() -> None:
     replies = private_stdout()
     variant = json.loads(sys.stdin.readline())
-    timer = session_timer(variant) if variant["runtime"] in RUNTIMES else torch_timer(variant)
+    of_file = variant["runtime"] in RUNTIMES
+    model = opened(variant) if of_file else torch_model(variant)
+    timer = (session_timer if of_file else torch_timer)(model, variant)
+    writer = (session_writer if of_file else torch_writer)(model)
     replies.write(json.dumps({"loaded": True}) + "\n")
     for line in sys.stdin:
-        replies.write(json.dumps({"ms": timed(timer, variant, json.loads(line))}) + "\n")
+        replies.write(json.dumps({"ms": timed(timer, writer, variant, json.loads(line))}) + "\n")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ def without_samples(candidate: Record) -> Record:
     """A candidate without the times of single rounds, which the measurements keep."""
     timings = {
         name: [{key: value for key, value in row.items() if key != "samples_ms"} for row in candidate.get(name, [])]
-        for name in ("latency", "real_lengths")
+        for name in ("latency", "real_lengths", "further_tokens")
     }
     return {**candidate, **timings}
 
@@ -31,11 +31,11 @@ def cells_of(candidate: Record) -> list[tuple[int, int]]:
     return [(batch, length) for batch in sorted({small, large})]
 
 
-def timing(candidate: Record, cell: tuple[int, int]) -> Record:
-    """The latency record of one (batch, length)."""
-    return next(row for row in candidate["latency"] if (row["batch"], row["length"]) == cell)
+def timing(candidate: Record, cell: tuple[int, int], of: str = "latency") -> Record:
+    """The record of one (batch, length), of its `latency` or `further_tokens`."""
+    return next(row for row in candidate[of] if (row["batch"], row["length"]) == cell)
 
 
-def p50(candidate: Record, cell: tuple[int, int]) -> float:
-    """Median latency in milliseconds."""
-    return timing(candidate, cell)["p50"]
+def p50(candidate: Record, cell: tuple[int, int], of: str = "latency") -> float:
+    """Median in milliseconds."""
+    return timing(candidate, cell, of)["p50"]

@@ -48,9 +48,13 @@ def summary(
         comparison_row(roles, "stored bytes", lambda row: row["bytes"], human_bytes, smaller),
         comparison_row(roles, f"FLOPs of a row of {length} tokens", lambda row: row["flops"][length], giga, relative),
         papers_row(roles["compressed"]["paper_flops_ratio"]),
-        *(latency_row(roles, cell) for cell in cells),
+        *(latency_row(roles, cell, f"p50 latency, batch {cell[0]} × {cell[1]}") for cell in cells),
+        throughput_row(roles, cells[-1]),
     ]
-    return [*rows, throughput_row(roles, cells[-1])]
+    # of generating models, and not in benchmarks of earlier versions
+    written = [cell for cell in cells if roles["dense"].get("further_tokens")]
+    title = "p50 of a further token, batch {} behind {}"
+    return rows + [latency_row(roles, cell, title.format(*cell), "further_tokens") for cell in written]
 
 
 def inserted_row(roles: dict[str, Record]) -> list[Record]:
@@ -89,17 +93,17 @@ def papers_row(ratio: float) -> Record:
     return {"metric": "FLOPs, the papers' way", "dense": "1 ×", "compressed": factor(ratio, 4), "change": factor(ratio, 4)}
 
 
-def latency_row(roles: dict[str, Record], cell: tuple[int, int]) -> Record:
+def latency_row(roles: dict[str, Record], cell: tuple[int, int], title: str, of: str = "latency") -> Record:
     """Row of p50 at one (batch, length), each factor with its 95 % interval over the rounds."""
 
     def change(before: Record, after: Record) -> str:
-        speed = speedup(before, after, cell)
+        speed = speedup(before, after, cell, of)
         if speed.is_open:
             return faster(speed)  # includes the interval
         low, high = (1 / speed.high, 1 / speed.low) if speed.ratio < 1 else (speed.low, speed.high)
         return f"{faster(speed)} ({significant(low)} to {significant(high)})"
 
-    return row_of(roles, f"p50 latency, batch {cell[0]} × {cell[1]}", lambda record: milliseconds(p50(record, cell)), change)
+    return row_of(roles, title, lambda record: milliseconds(p50(record, cell, of)), change)
 
 
 def throughput_row(roles: dict[str, Record], cell: tuple[int, int]) -> Record:
@@ -112,16 +116,16 @@ def throughput_row(roles: dict[str, Record], cell: tuple[int, int]) -> Record:
     return row_of(roles, title, lambda record: rows_per_second(timing(record, cell)["throughput"]), change)
 
 
-def speedup(before: Record, after: Record, cell: tuple[int, int]) -> Speed:
+def speedup(before: Record, after: Record, cell: tuple[int, int], of: str = "latency") -> Speed:
     """Speed-up of one candidate over another at (batch, length): p50 over p50, with a 95 % bootstrap interval.
 
     Rounds are interleaved, so both are resampled together.
     """
-    times = np.array([timing(record, cell)["samples_ms"] for record in (before, after)])
+    times = np.array([timing(record, cell, of)["samples_ms"] for record in (before, after)])
     draws = np.random.default_rng(0).integers(0, times.shape[1], size=(2000, times.shape[1]))
     slow, fast = np.median(times[:, draws], axis=2)
     low, high = np.percentile(slow / fast, [2.5, 97.5])
-    return Speed(p50(before, cell) / p50(after, cell), float(low), float(high))
+    return Speed(p50(before, cell, of) / p50(after, cell, of), float(low), float(high))
 
 
 def quality_row(roles: dict[str, Record], metric: Metric) -> Record:

@@ -169,13 +169,16 @@ def test_the_report_speaks_of_likelihood_and_perplexity(run):
     assert report["metric"]["key"] == "likelihood"
     assert report["summary"][0]["dense"].endswith(f", perplexity {quality['perplexity']:.2f}")
     assert "likelihood of a token" in report["headline"]
-    assert any("tokens generated behind it, on a cache, are not timed" in note for note in report["notes"])
+    assert any("tokens generated behind it, on a cache, are timed apart" in note for note in report["notes"])
+    (further,) = [row for row in report["summary"] if row["metric"] == "p50 of a further token, batch 1 behind 16"]
+    assert further.keys() >= {"dense", "runtime", "compressed", "change", "change_runtime"}
     assert (run.folder / "report.html").read_text().count("likelihood of a token") >= 4
     scores = {(row["stage"], row["metric"]): row for row in report["generated"]["scores"]}
     assert len(scores) == 9 and scores["tune", "bleu"].keys() == {"stage", "metric", "value", "interval"}
     low, high = scores["merge", "ter"]["change_interval"]
     assert low <= scores["merge", "ter"]["change"] <= high
     page = (run.folder / "report.md").read_text()
+    assert "## Every variant: tokens one at a time" in page and page.count("| 1 | 16 |") >= 10
     assert "| merge | TER | " in page and "## Generated texts: examples" in page and "greedy search for 64 validation" in page
 
 

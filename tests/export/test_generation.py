@@ -17,9 +17,11 @@ from compressor.checkpoint import save_checkpoint
 from compressor.errors import CheckError, UserError
 from compressor.models.anatomy import layers_of
 from compressor.pruning.surgery import Removal, remove
-from export.generation.greedy import Decoder, generate, open_generator
+from export.generation.greedy import Decoder, generate, open_generator, open_live
 from export.graph.decoder import trace_encoder, trace_generator
 from export.graph.files import save
+from export.latency.worker import encoding
+from export.latency.writers import session_writer
 from export.runtimes.sessions import session
 from export.standalone.folder import export_folder
 from pipelines.cli.commands import main
@@ -125,6 +127,15 @@ def test_token_by_token(architecture, kind, exported):
         assert generator(*map(np.array, ([prompt], [[1] * len(prompt)])), TOKENS, **free).tolist() == [row]
     for side in ["right"] if made.model.config.is_encoder_decoder else ["left", "right", "between"]:
         assert generator(*padded(PROMPTS, side), TOKENS, **free).tolist() == expected
+
+
+def test_a_latency_worker_writes_behind_the_same_prompt_every_time(exported, monkeypatch):
+    writer = session_writer(open_live(exported("llama", "cut").folder))
+    masks, prompts, call = [], encoding(2, 6, 99), Decoder.__call__
+    monkeypatch.setattr(Decoder, "__call__", lambda self, *given: (call(self, *given), masks.append(self.mask.shape))[0])
+    assert writer(prompts, 3) > 0 and writer(prompts, 2) > 0
+    assert masks == [(2, 6), (2, 7), (2, 8), (2, 9), (2, 7), (2, 8)]
+    assert writer(encoding(1, 4, 99), 1) > 0 and masks[-2:] == [(1, 4), (1, 5)]
 
 
 @pytest.mark.parametrize("architecture, kind", TRIED)

@@ -60,14 +60,13 @@ def test_a_worker_that_is_killed_says_so(exported):
 
 
 @pytest.mark.parametrize(("half", "dtype"), [(False, torch.float32), (True, torch.float16)])
-def test_pytorch_runs_in_the_precision_that_is_asked_for(tmp_path, exported, monkeypatch, half, dtype):
+def test_pytorch_runs_in_the_precision_that_is_asked_for(tmp_path, exported, half, dtype):
     made = exported("bert-dense")
     save_checkpoint(made.model, tmp_path, tmp_path)
-    seen, load = [], latency_worker.torch_model
-    monkeypatch.setattr(latency_worker, "torch_model", lambda variant: seen.append(load(variant)) or seen[-1])
     variant = {**asdict(LatencyVariant("x", "pytorch", tmp_path, vocabulary=99, half=half)), "threads": None}
-    assert latency_worker.torch_timer(variant)(latency_worker.encoding(2, 8, 99)) > 0
-    assert {parameter.dtype for parameter in seen[0].parameters()} == {dtype}
+    model = latency_worker.torch_model(variant)
+    assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+    assert latency_worker.torch_timer(model, variant)(latency_worker.encoding(2, 8, 99)) > 0
 
 
 def test_a_graph_is_captured_after_its_warm_up_and_holds_its_inputs(monkeypatch):

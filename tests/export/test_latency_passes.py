@@ -78,7 +78,7 @@ def test_a_mask_is_left_out_on_a_gpu_only_where_nothing_is_padded(tmp_path, expo
     from_numpy = torch.from_numpy
     monkeypatch.setattr(torch, "from_numpy", lambda array: type("Array", (), {"to": lambda self, device: from_numpy(array)})())
     variant = {"runtime": "pytorch", "path": str(tmp_path), "device": "cuda" if cuda else "cpu", "threads": None, "half": False}
-    timer = worker.torch_timer(variant)
+    timer = worker.torch_timer(Watched(), variant)
     whole = worker.encoding(2, 4, 99)
     timer(whole)
     timer({**whole, "attention_mask": np.array([[1, 1, 1, 0], [1, 1, 1, 1]])})

@@ -27,6 +27,9 @@ class BenchmarkConfig(StageConfig):
     real_lengths: bool = Field(
         default=True, description="also time validation rows of their own lengths, in batches of these sizes"
     )
+    further_tokens: bool = Field(
+        default=True, description="generation: also time the tokens behind a prompt, one at a time on the cache"
+    )
     machine_limits: bool = Field(
         default=True, description="also measure the machine's rates, so that each latency has its share of the limit"
     )
@@ -38,7 +41,7 @@ class BenchmarkConfig(StageConfig):
 
     @property
     def real_rounds(self) -> int:
-        """Rounds of passes over real rows: a quarter, because a pass is many calls."""
+        """Rounds of passes over real rows, and of further tokens: a quarter, because each is many calls."""
         return max(self.rounds // 4, 3)
 
 
@@ -99,7 +102,7 @@ STAGE = Stage(
     needs=("model", "onnx"),
     uses_dense=True,
     packages=("torch", "transformers", *DEFAULT.packages),
-    version=10,
+    version=11,
     run="pipelines.stages.benchmark.run:run",
     check=check,
     estimate=estimate,

@@ -22,6 +22,7 @@ from compressor.models.modules import STRUCTURES
 from compressor.pruning.weights import densities, nonzeros
 from compressor.tasks.data import Data, MetricInputs
 from compressor.tasks.features import model_rows, torch_forward
+from export.latency.further_tokens import measure_further_tokens
 from export.latency.machine_limits import Limits, measure_limits
 from export.latency.measure import LatencyVariant, Measurement, measure
 from export.latency.passes import Pass, PassMeasurement, measure_passes, passes_of, rows_of
@@ -149,6 +150,21 @@ def timed_passes(
         return measure_passes(variants, passes, config.real_rounds, **options)
 
 
+def timed_tokens(
+    variants: list[LatencyVariant], config: BenchmarkConfig, inputs: Inputs, workspace: Workspace
+) -> list[Measurement]:
+    """Every variant of a model that generates, on one token at a time behind prompts of every shape. Raises UserError E603."""
+    if inputs.task.kind != "generation" or not config.further_tokens:
+        return []
+    if config.device != "cpu":
+        workspace.say("tokens behind a prompt are timed on the CPU only")
+        return []
+    shapes = [(batch, length) for length in config.length for batch in config.batch]
+    with workspace.progress("measuring further tokens", config.real_rounds * len(shapes)) as bar:
+        options = {"threads": inputs.threads, "seed": inputs.seed, "on_round": bar.advance}
+        return measure_further_tokens(variants, shapes, config.real_rounds, **options)
+
+
 def profiles_of(
     variants: list[LatencyVariant], config: BenchmarkConfig, inputs: Inputs, workspace: Workspace
 ) -> dict[str, dict[str, Any]]:
@@ -179,13 +195,19 @@ def limits_of(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> 
 
 
 def share_of(
-    limits: Limits | None, timing: Measurement, row: Candidate, shape: ModelShape, apart: dict[str, int] | None = None
+    limits: Limits | None,
+    timing: Measurement,
+    row: Candidate,
+    shape: ModelShape,
+    apart: dict[str, int] | None = None,
+    *,
+    length: int,
 ) -> dict[str, Any]:
-    """The share of the machine's limit that a candidate reaches at one shape; empty where it is unknown."""
+    """The share of the machine's limit that a candidate reaches at `length` tokens a row; empty where it is unknown."""
     if limits is None:
         return {}
     beside = apart["macs"] if apart else 0
-    flops = shape.flops(timing.length, timing.batch) + 2 * timing.batch * timing.length * beside
+    flops = shape.flops(length, timing.batch) + 2 * timing.batch * length * beside
     return limits.share(row.precision, flops, shape.read_weights + beside, timing.p50)
 
 
@@ -226,6 +248,7 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
             options = {"threads": inputs.threads, "seed": inputs.seed, "on_round": bar.advance}
             timings = measure(variants, grid, config.rounds, **options)
         real = timed_passes(variants, real_passes(config, data, inputs.seed), config, inputs, workspace)
+        further = timed_tokens(variants, config, inputs, workspace)
         profiles = profiles_of(variants, config, inputs, workspace)
     delta = delta_of_dense(inputs)
     apart = {"dense": None, "compressed": inputs.nearest("onnx").metadata.get("apart")}
@@ -248,11 +271,16 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
                 **against_control(metric_inputs[row.name], control if row.model == "compressed" else None),
                 **cost_of(shapes[row.model], shapes["dense"], config.length, delta, apart[row.model]),
                 "latency": [
-                    timing.to_json() | share_of(limits, timing, row, shapes[row.model], apart[row.model])
+                    timing.to_json() | share_of(limits, timing, row, shapes[row.model], apart[row.model], length=timing.length)
                     for timing in timings
                     if timing.variant == row.name
                 ],
                 "real_lengths": [timing.to_json() for timing in real if timing.variant == row.name],
+                "further_tokens": [
+                    timing.to_json() | share_of(limits, timing, row, shapes[row.model], apart[row.model], length=1)
+                    for timing in further
+                    if timing.variant == row.name
+                ],
                 **profiles.get(row.name, {}),
             }
         )

@@ -1,0 +1,50 @@
+"""Tokens that are timed one at a time, on the cache of a prompt; no assertion on a time."""
+
+import pytest
+import torch
+
+from compressor.checkpoint import save_checkpoint
+from export.graph.decoder import trace_generator
+from export.graph.files import save
+from export.latency.further_tokens import TOKENS, measure_further_tokens
+from export.latency.measure import LatencyVariant
+from export.latency.worker import encoding
+from export.latency.writers import torch_writer
+from tests.compressor.conftest import tiny
+from tests.compressor.test_heads import GENERATES
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny("gpt2", torch.float32, auto=GENERATES["gpt2"], max_position_embeddings=128)
+
+
+def test_pytorch_writes_behind_the_same_prompt_every_time(model):
+    lengths = []
+    seen = model.register_forward_hook(lambda *given: lengths.append(given[-1].past_key_values.get_seq_length()))
+    writer = torch_writer(model)
+    prompts = encoding(2, 6, 99)
+    assert writer(prompts, 3) > 0 and writer(prompts, 2) > 0
+    seen.remove()
+    assert lengths == [6, 7, 8, 9, 7, 8]
+
+
+@pytest.mark.slow
+def test_two_runtimes_are_measured_behind_every_shape(model, tmp_path):
+    graph = tmp_path / "model.onnx"
+    save(trace_generator(model)["model"], graph)
+    save_checkpoint(model, tmp_path / "checkpoint", tmp_path)
+    variants = [
+        LatencyVariant("torch", "pytorch", tmp_path / "checkpoint", vocabulary=99),
+        LatencyVariant("onnx", "onnxruntime", graph, vocabulary=99),
+    ]
+    rounds = []
+    results = measure_further_tokens(variants, [(1, 8), (2, 4)], 3, on_round=lambda: rounds.append(1))
+    assert [(r.variant, r.batch, r.length, len(r.samples_ms)) for r in results] == [
+        ("torch", 1, 8, 3),
+        ("onnx", 1, 8, 3),
+        ("torch", 2, 4, 3),
+        ("onnx", 2, 4, 3),
+    ]
+    assert len(rounds) == 6 and TOKENS > 1
+    assert all(row.throughput == pytest.approx(1000 * row.batch / row.p50) for row in results)
