@@ -67,8 +67,8 @@ class LayerShape:
     key_value_heads: int | None = None
     """Fewer than `heads` where several query heads share one; None: as many."""
     modules: tuple[str, ...] = ("query", "key", "value", "output", "ffn_in", "ffn_out")
-    biased: bool = True
-    """Whether the matrices have biases."""
+    biased: bool | tuple[str, ...] = True
+    """Whether the matrices have biases; where only some of them do, their modules."""
     cross_heads: int | None = None
     """Heads of a decoder's cross-attention; None: as many as `heads`."""
     other: int = 0
@@ -84,6 +84,10 @@ class LayerShape:
     """Whether other blocks need its attention."""
     emptied: int = 0
     """Sublayers of which only the outgoing bias is left (counted here by `with_units`; in a live model part of `other`)."""
+
+    def has_bias(self, module: str) -> bool:
+        """Whether the matrix of a module has a bias: in a Llama or a Qwen2 those of the attention may, and others not."""
+        return module in self.biased if isinstance(self.biased, tuple) else self.biased
 
     @property
     def width(self) -> int:
@@ -128,7 +132,7 @@ class LayerShape:
             modules=tuple(name for name in self.modules if name not in gone),
             other=self.other - inside,
             attention_other=self.attention_other - inside,
-            emptied=self.emptied + 1,
+            emptied=self.emptied + self.has_bias(STRUCTURES[structure].columns),
         )
 
     @property
@@ -185,9 +189,9 @@ class ModelShape:
     @property
     def biases(self) -> int:
         """Number of bias parameters of the base, without its pooler."""
-        biased = [layer for layer in self.layers if layer.biased]
-        inside = sum(layer.matrix(name, self.hidden)[0] for layer in biased for name in layer.modules)
-        return self.other_biases + inside + sum(layer.emptied * self.hidden for layer in biased)
+        matrices = ((layer, name) for layer in self.layers for name in layer.modules if layer.has_bias(name))
+        inside = sum(layer.matrix(name, self.hidden)[0] for layer, name in matrices)
+        return self.other_biases + inside + sum(layer.emptied * self.hidden for layer in self.layers)
 
     @property
     def bare(self) -> ModelShape:
@@ -321,6 +325,7 @@ def _layer_shape(layer: Layer) -> LayerShape:
         for p in module.parameters()
     }
     attention = layer.home("heads")
+    biased = tuple(name for name in layer.names if getattr(layer.linear(name), "bias", None) is not None)
     return LayerShape(
         heads=layer.heads,
         head_size=layer.head_size,
@@ -328,7 +333,7 @@ def _layer_shape(layer: Layer) -> LayerShape:
         key_value_heads=layer.key_value_heads,
         cross_heads=layer.units("cross_heads") if "cross_heads" in layer.structures else None,
         modules=layer.names,
-        biased=any(getattr(linear, "bias", None) is not None for linear in linears),
+        biased=biased if 0 < len(biased) < len(layer.names) else bool(biased),
         other=sum(p.numel() for p in layer.module.parameters() if id(p) not in elsewhere),
         other_biases=sum(original(owner, "bias").numel() for owner in biases_of(layer.module) if owner not in linears),
         attention_other=sum(p.numel() for p in attention.parameters() if id(p) not in elsewhere) if layer.heads else 0,
