@@ -16,6 +16,7 @@ from compressor.errors import UserError
 from compressor.methods import NAMES, Options, apply, trainable_counts
 from compressor.methods import method as method_row
 from compressor.models.anatomy import layers_of
+from compressor.pruning.surgery import Removal, remove
 from tests.compressor.conftest import CASES, GATED, encoding, logits, prepared, tiny, tuned
 
 MODULES = ("query", "value", "ffn_out")
@@ -185,6 +186,17 @@ def test_adapters_of_adapterhub_and_of_mam_compute_their_formulas():
             else:
                 expected = bare(norm, h + x + f(norm.inserts[0], bare(norm, h + x)))
             assert torch.allclose(block.output(block.intermediate(x), x), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", ["prefix-reparametrized", "propetl-prefix", "mam"])
+def test_an_attention_without_heads_gets_no_prefix(case):
+    """A search for a target may empty some: a recovery by prefixes is of the others."""
+    model = tiny("bert")
+    remove(model, {0: Removal(list(range(4))), 2: Removal(neurons=list(range(20)))})
+    options = prepared(model, case)
+    counted = method_row(CASES[case][0]).count(shape_of(model), options, 0)
+    assert trainable_counts(model)["body"] == counted and logits(model).isfinite().all()
+    assert [has_inserts(layer.attention) for layer in layers_of(model)] == [False, True, True]
 
 
 def test_a_network_behind_a_prefix_has_a_default_rate_of_its_own():
