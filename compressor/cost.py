@@ -159,8 +159,8 @@ class LayerShape:
 @dataclass(frozen=True)
 class ModelShape:
     """Sizes of a model, from which its cost follows. `other` counts every parameter outside the blocks' linear layers, task
-    head included; `head_macs` are multiply-adds per row in pooler and classifier, `token_macs` those per token where the head
-    reads every token; `other_biases` are the biases of the norms."""
+    head included; `head_macs` are multiply-adds per row in pooler and classifier, `token_macs` per token outside blocks,
+    of a head that reads every token, of a projection of the embeddings; `other_biases` are the biases of the norms."""
 
     hidden: int
     layers: tuple[LayerShape, ...]
@@ -285,20 +285,18 @@ class ModelShape:
 
 def shape_of(model: nn.Module) -> ModelShape:
     """Shape of a live model as it will be after merging: deltas do not count, adapters and prefixes do."""
-    from torch import nn
-
     from compressor.deltas.links import Change, original
-    from compressor.models.anatomy import biases_of, layers_of, row_of_model
+    from compressor.models.anatomy import biases_of, layers_of, layers_outside, row_of_model
     from compressor.models.normalized import normalized
 
     layers = layers_of(model)
     inside = {id(layer.linear(name)) for layer in layers for name in layer.names}
     added = {id(p) for module in model.modules() if isinstance(module, Change) for p in module.parameters()}
     blocks = {id(p) for module in model.modules() if id(module) in inside for p in module.parameters()}
-    in_blocks = {id(module) for layer in layers for module in layer.module.modules()}
-    outside = [module for module in model.modules() if isinstance(module, nn.Linear) and id(module) not in in_blocks]
-    head_macs = sum(linear.in_features * linear.out_features for linear in outside)
     every_token = row_of_model(model).head_on_tokens or auto_class_of(model) in (TOKENS, TEXT2TEXT)
+    macs = {True: 0, False: 0}
+    for module, of_tokens in layers_outside(model, layers):
+        macs[every_token or of_tokens] += original(module).numel()
     parameters, heads = dict(model.named_parameters()), head_names(model)
     prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
     return ModelShape(
@@ -306,9 +304,9 @@ def shape_of(model: nn.Module) -> ModelShape:
         layers=tuple(_layer_shape(layer) for layer in layers),
         other=sum(p.numel() for p in parameters.values() if id(p) not in blocks | added),
         head=sum(parameters[name].numel() for name in heads),
-        head_macs=0 if every_token else head_macs,
+        head_macs=macs[False],
         other_biases=sum(original(owner, "bias").numel() for owner in biases_of(model) if id(owner) not in inside),
-        token_macs=head_macs if every_token else 0,
+        token_macs=macs[True],
         pooler=sum(p.numel() for name, p in parameters.items() if name.startswith(f"{prefix}pooler.") and name not in heads),
     )
 

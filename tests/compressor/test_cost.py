@@ -61,6 +61,20 @@ def test_flops_equal_the_counter(architecture):
     assert counted(model) == shape_of(model).flops(7, batch=2)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "keys"),
+    [
+        ("electra", {"embedding_size": 16}),
+        ("deberta-v2", {"embedding_size": 16, "conv_kernel_size": 3, "conv_groups": 2}),
+    ],
+    ids=["electra", "deberta-v2"],
+)
+def test_layers_outside_the_blocks_compute_every_token(architecture, keys):
+    """An ELECTRA's projection of its embeddings, a DeBERTa-v2 xlarge's convolution: not once a row, as a classifier does."""
+    model = tiny(architecture, torch.float32, **keys)
+    assert counted(model) == shape_of(model).flops(7, batch=2)
+
+
 def test_flops_equal_the_counter_after_pruning(architecture, cut):
     model = tiny(architecture, torch.float32)
     remove(model, cut)
