@@ -15,7 +15,7 @@ from compressor.deltas.links import attach, chain, chains, delta_of, detach, mer
 from compressor.errors import UserError
 from compressor.methods import NAMES, Options, apply, trainable_counts
 from compressor.methods import method as method_row
-from compressor.models.anatomy import layers_of
+from compressor.models.anatomy import layers_of, matrices_of
 from compressor.pruning.surgery import Removal, remove
 from tests.compressor.conftest import CASES, GATED, encoding, logits, prepared, tiny, tuned
 
@@ -235,6 +235,14 @@ def test_deltas_on_top_of_moved_weights_reload_bit_equal(architecture, tmp_path,
     save_state(model, tmp_path, base="here", base_sha256="0", label_names=["a", "b", "c"])
     monkeypatch.setattr("compressor.checkpoint.build", lambda *_: base)
     assert torch.equal(logits(load_state(tmp_path, tmp_path)), before)
+
+
+def test_positions_in_tensors_that_are_not_tuned_are_refused():
+    """Nothing is left out in silence: of other modules, or of another class of models."""
+    model = tiny("bert")
+    omega = {matrix.path: torch.arange(3) for matrix in matrices_of(model, ("query", "key"))}
+    with pytest.raises(UserError, match=r"E404 positions are chosen in 3 tensors that are not tuned, e.g. bert.*0.*key"):
+        apply(model, "dsee", Options(omega=omega))
 
 
 def test_a_method_that_there_is_not():
