@@ -67,8 +67,8 @@ class LayerShape:
     key_value_heads: int | None = None
     """Fewer than `heads` where several query heads share one; None: as many."""
     modules: tuple[str, ...] = ("query", "key", "value", "output", "ffn_in", "ffn_out")
-    biased: bool = True
-    """Whether the matrices have biases."""
+    biased: bool | tuple[str, ...] = True
+    """Whether the matrices have biases; where only some of them do, their modules."""
     cross_heads: int | None = None
     """Heads of a decoder's cross-attention; None: as many as `heads`."""
     other: int = 0
@@ -84,6 +84,10 @@ class LayerShape:
     """Whether other blocks need its attention."""
     emptied: int = 0
     """Sublayers of which only the outgoing bias is left (counted here by `with_units`; in a live model part of `other`)."""
+
+    def has_bias(self, module: str) -> bool:
+        """Whether the matrix of a module has a bias: in a Llama or a Qwen2 those of the attention may, and others not."""
+        return module in self.biased if isinstance(self.biased, tuple) else self.biased
 
     @property
     def width(self) -> int:
@@ -128,7 +132,7 @@ class LayerShape:
             modules=tuple(name for name in self.modules if name not in gone),
             other=self.other - inside,
             attention_other=self.attention_other - inside,
-            emptied=self.emptied + 1,
+            emptied=self.emptied + self.has_bias(STRUCTURES[structure].columns),
         )
 
     @property
@@ -155,8 +159,8 @@ class LayerShape:
 @dataclass(frozen=True)
 class ModelShape:
     """Sizes of a model, from which its cost follows. `other` counts every parameter outside the blocks' linear layers, task
-    head included; `head_macs` are multiply-adds per row in pooler and classifier, `token_macs` those per token where the head
-    reads every token; `other_biases` are the biases of the norms."""
+    head included; `head_macs` are multiply-adds per row in pooler and classifier, `token_macs` per token outside blocks,
+    of a head that reads every token, of a projection of the embeddings; `other_biases` are the biases of the norms."""
 
     hidden: int
     layers: tuple[LayerShape, ...]
@@ -185,9 +189,9 @@ class ModelShape:
     @property
     def biases(self) -> int:
         """Number of bias parameters of the base, without its pooler."""
-        biased = [layer for layer in self.layers if layer.biased]
-        inside = sum(layer.matrix(name, self.hidden)[0] for layer in biased for name in layer.modules)
-        return self.other_biases + inside + sum(layer.emptied * self.hidden for layer in biased)
+        matrices = ((layer, name) for layer in self.layers for name in layer.modules if layer.has_bias(name))
+        inside = sum(layer.matrix(name, self.hidden)[0] for layer, name in matrices)
+        return self.other_biases + inside + sum(layer.emptied * self.hidden for layer in self.layers)
 
     @property
     def bare(self) -> ModelShape:
@@ -281,20 +285,18 @@ class ModelShape:
 
 def shape_of(model: nn.Module) -> ModelShape:
     """Shape of a live model as it will be after merging: deltas do not count, adapters and prefixes do."""
-    from torch import nn
-
     from compressor.deltas.links import Change, original
-    from compressor.models.anatomy import biases_of, layers_of, row_of_model
+    from compressor.models.anatomy import biases_of, layers_of, layers_outside, row_of_model
     from compressor.models.normalized import normalized
 
     layers = layers_of(model)
     inside = {id(layer.linear(name)) for layer in layers for name in layer.names}
     added = {id(p) for module in model.modules() if isinstance(module, Change) for p in module.parameters()}
     blocks = {id(p) for module in model.modules() if id(module) in inside for p in module.parameters()}
-    in_blocks = {id(module) for layer in layers for module in layer.module.modules()}
-    outside = [module for module in model.modules() if isinstance(module, nn.Linear) and id(module) not in in_blocks]
-    head_macs = sum(linear.in_features * linear.out_features for linear in outside)
     every_token = row_of_model(model).head_on_tokens or auto_class_of(model) in (TOKENS, TEXT2TEXT)
+    macs = {True: 0, False: 0}
+    for module, of_tokens in layers_outside(model, layers):
+        macs[every_token or of_tokens] += original(module).numel()
     parameters, heads = dict(model.named_parameters()), head_names(model)
     prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
     return ModelShape(
@@ -302,9 +304,9 @@ def shape_of(model: nn.Module) -> ModelShape:
         layers=tuple(_layer_shape(layer) for layer in layers),
         other=sum(p.numel() for p in parameters.values() if id(p) not in blocks | added),
         head=sum(parameters[name].numel() for name in heads),
-        head_macs=0 if every_token else head_macs,
+        head_macs=macs[False],
         other_biases=sum(original(owner, "bias").numel() for owner in biases_of(model) if id(owner) not in inside),
-        token_macs=head_macs if every_token else 0,
+        token_macs=macs[True],
         pooler=sum(p.numel() for name, p in parameters.items() if name.startswith(f"{prefix}pooler.") and name not in heads),
     )
 
@@ -321,6 +323,7 @@ def _layer_shape(layer: Layer) -> LayerShape:
         for p in module.parameters()
     }
     attention = layer.home("heads")
+    biased = tuple(name for name in layer.names if getattr(layer.linear(name), "bias", None) is not None)
     return LayerShape(
         heads=layer.heads,
         head_size=layer.head_size,
@@ -328,7 +331,7 @@ def _layer_shape(layer: Layer) -> LayerShape:
         key_value_heads=layer.key_value_heads,
         cross_heads=layer.units("cross_heads") if "cross_heads" in layer.structures else None,
         modules=layer.names,
-        biased=any(getattr(linear, "bias", None) is not None for linear in linears),
+        biased=biased if 0 < len(biased) < len(layer.names) else bool(biased),
         other=sum(p.numel() for p in layer.module.parameters() if id(p) not in elsewhere),
         other_biases=sum(original(owner, "bias").numel() for owner in biases_of(layer.module) if owner not in linears),
         attention_other=sum(p.numel() for p in attention.parameters() if id(p) not in elsewhere) if layer.heads else 0,

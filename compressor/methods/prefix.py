@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def attentions(model: nn.Module) -> Iterator[tuple[nn.Module, Tensor]]:
-    """(attention, its key matrix) of every block. Raises UserError E407 where prefixes are not supported."""
+    """(attention, its key matrix) of every block that has heads. Raises UserError E407 where prefixes are not supported."""
     from compressor.deltas.kinds.prefix import use_prefixes
     from compressor.models.anatomy import layers_of, row_of_model
 
@@ -26,7 +26,8 @@ def attentions(model: nn.Module) -> Iterator[tuple[nn.Module, Tensor]]:
         raise UserError("E407", what, "Use another method, e.g. adapter or lora")
     use_prefixes(model)
     for layer in layers_of(model):
-        yield layer.attention, layer.matrix("key").original
+        if "key" in layer.names:  # not where pruning has left no head
+            yield layer.attention, layer.matrix("key").original
 
 
 INNER = 512

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from compressor.cost import ModelShape, share, spendable
+from compressor.errors import UserError
 from compressor.methods import GROUND, Method, Options, adapter, lora, method
 from compressor.models.modules import REST
 from compressor.selection.score_names import SCOPES, SCORES
@@ -37,13 +38,16 @@ def sizes(shape: ModelShape, options: Options) -> list[int]:
 
 
 def attach_sparse(model: nn.Module, options: Options) -> None:
-    """Add a Sparse link to every tensor in which Ω has entries."""
+    """Add a Sparse link to every tensor in which Ω has entries. Raises UserError E404 where it has some in others."""
     from compressor.deltas.kinds.sparse import Sparse
 
-    for matrix in ground(model, options):
-        omega = (options.omega or {}).get(matrix.path)
-        if omega is not None and len(omega):
-            matrix.attach(Sparse.start(matrix.original, omega, options.group))
+    matrices, omega = ground(model, options), options.omega or {}
+    if strange := sorted(omega.keys() - {matrix.path for matrix in matrices}):
+        what = f"positions are chosen in {len(strange)} tensors that are not tuned, e.g. {strange[0]}"
+        raise UserError("E404", what, "Choose them again, in this model and these modules: run the select with --force")
+    for matrix in matrices:
+        if len(omega.get(matrix.path, ())):
+            matrix.attach(Sparse.start(matrix.original, omega[matrix.path], options.group))
 
 
 def attach_selected(model: nn.Module, options: Options) -> None:

@@ -270,3 +270,13 @@ def biases_of(model: nn.Module) -> list[nn.Module]:
         and not path.startswith("pooler")
         and not isinstance(module, Change)
     ]
+
+
+def layers_outside(model: nn.Module, layers: Sequence[Layer]) -> Iterator[tuple[nn.Module, bool]]:
+    """Every linear layer and convolution outside the blocks, and whether it is of the base, where it computes every token: a
+    projection of the embeddings, a convolution behind the first block. Its pooler and the task head may compute one a row."""
+    inside = {id(module) for layer in layers for module in layer.module.modules()}
+    prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Linear | nn.Conv1d) and id(module) not in inside:
+            yield module, path.startswith(prefix) and not path.startswith(f"{prefix}pooler.")

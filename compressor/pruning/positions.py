@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from compressor.compression import Kept
 from compressor.models.anatomy import matrices_of
-from compressor.models.modules import MODULES
+from compressor.models.modules import EVERYTHING
 from compressor.pruning.surgery import restore_kept
 
 
@@ -24,7 +24,7 @@ def before_pruning(positions: Mapping[str, Tensor], kept: Kept, dense: nn.Module
     if not kept:
         return dict(positions)
     ends, paths, end = [], [], 0
-    for matrix in matrices_of(dense.double(), MODULES):
+    for matrix in matrices_of(dense.double(), EVERYTHING):
         weights = matrix.original
         weights.copy_(torch.arange(end, end + weights.numel()).reshape(weights.shape))
         end += weights.numel()
@@ -32,7 +32,7 @@ def before_pruning(positions: Mapping[str, Tensor], kept: Kept, dense: nn.Module
         paths.append(matrix.path)
     restore_kept(dense, kept)
     bounds, result = torch.tensor([0, *ends]), {}
-    for matrix in matrices_of(dense, MODULES):
+    for matrix in matrices_of(dense, EVERYTHING):
         if len(places := positions.get(matrix.path, ())):
             numbers = matrix.original.reshape(-1)[places.long()].long()
             number = int(torch.searchsorted(bounds, numbers[0], right=True)) - 1

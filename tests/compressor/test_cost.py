@@ -61,6 +61,20 @@ def test_flops_equal_the_counter(architecture):
     assert counted(model) == shape_of(model).flops(7, batch=2)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "keys"),
+    [
+        ("electra", {"embedding_size": 16}),
+        ("deberta-v2", {"embedding_size": 16, "conv_kernel_size": 3, "conv_groups": 2}),
+    ],
+    ids=["electra", "deberta-v2"],
+)
+def test_layers_outside_the_blocks_compute_every_token(architecture, keys):
+    """An ELECTRA's projection of its embeddings, a DeBERTa-v2 xlarge's convolution: not once a row, as a classifier does."""
+    model = tiny(architecture, torch.float32, **keys)
+    assert counted(model) == shape_of(model).flops(7, batch=2)
+
+
 def test_flops_equal_the_counter_after_pruning(architecture, cut):
     model = tiny(architecture, torch.float32)
     remove(model, cut)
@@ -92,6 +106,18 @@ def test_parameters_equal_the_model(architecture):
     model = tiny(architecture)
     remove(model, {1: Removal([0], [2, 3])})
     assert shape_of(model).parameters == sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("keys", [{"attention_bias": True}, {"mlp_bias": True}], ids=lambda keys: next(iter(keys)))
+def test_biases_that_only_some_matrices_have_are_counted_once(keys):
+    """As in Qwen2, whose output and FFN have none; also where a sublayer goes, of which a bias is left or nothing."""
+    model = tiny("llama", **keys)
+    before, biases = shape_of(model), [p for name, p in model.named_parameters() if name.endswith(".bias")]
+    assert before.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert before.biases == method("bitfit").count(before, Options(), 0) == sum(bias.numel() for bias in biases)
+    remove(model, {0: Removal([0, 1]), 1: Removal(neurons=list(range(20))), 2: Removal([1], [3])})
+    planned = before.with_units("heads", [0, 2, 1]).with_units("neurons", [20, 0, 19])
+    assert shape_of(model).parameters == planned.parameters == sum(parameter.numel() for parameter in model.parameters())
 
 
 def test_the_weights_that_a_pass_reads_are_those_of_every_matrix():

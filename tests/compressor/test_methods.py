@@ -15,7 +15,8 @@ from compressor.deltas.links import attach, chain, chains, delta_of, detach, mer
 from compressor.errors import UserError
 from compressor.methods import NAMES, Options, apply, trainable_counts
 from compressor.methods import method as method_row
-from compressor.models.anatomy import layers_of
+from compressor.models.anatomy import layers_of, matrices_of
+from compressor.pruning.surgery import Removal, remove
 from tests.compressor.conftest import CASES, GATED, encoding, logits, prepared, tiny, tuned
 
 MODULES = ("query", "value", "ffn_out")
@@ -187,6 +188,17 @@ def test_adapters_of_adapterhub_and_of_mam_compute_their_formulas():
             assert torch.allclose(block.output(block.intermediate(x), x), expected, atol=1e-12)
 
 
+@pytest.mark.parametrize("case", ["prefix-reparametrized", "propetl-prefix", "mam"])
+def test_an_attention_without_heads_gets_no_prefix(case):
+    """A search for a target may empty some: a recovery by prefixes is of the others."""
+    model = tiny("bert")
+    remove(model, {0: Removal(list(range(4))), 2: Removal(neurons=list(range(20)))})
+    options = prepared(model, case)
+    counted = method_row(CASES[case][0]).count(shape_of(model), options, 0)
+    assert trainable_counts(model)["body"] == counted and logits(model).isfinite().all()
+    assert [has_inserts(layer.attention) for layer in layers_of(model)] == [False, True, True]
+
+
 def test_a_network_behind_a_prefix_has_a_default_rate_of_its_own():
     row = method_row("prefix")
     assert [row.rate(Options(reparametrize=given)) for given in (False, True)] == [1e-2, 1e-3]
@@ -223,6 +235,14 @@ def test_deltas_on_top_of_moved_weights_reload_bit_equal(architecture, tmp_path,
     save_state(model, tmp_path, base="here", base_sha256="0", label_names=["a", "b", "c"])
     monkeypatch.setattr("compressor.checkpoint.build", lambda *_: base)
     assert torch.equal(logits(load_state(tmp_path, tmp_path)), before)
+
+
+def test_positions_in_tensors_that_are_not_tuned_are_refused():
+    """Nothing is left out in silence: of other modules, or of another class of models."""
+    model = tiny("bert")
+    omega = {matrix.path: torch.arange(3) for matrix in matrices_of(model, ("query", "key"))}
+    with pytest.raises(UserError, match=r"E404 positions are chosen in 3 tensors that are not tuned, e.g. bert.*0.*key"):
+        apply(model, "dsee", Options(omega=omega))
 
 
 def test_a_method_that_there_is_not():

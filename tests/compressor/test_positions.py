@@ -5,7 +5,7 @@ import torch
 
 from compressor.models.anatomy import layers_of, matrices_of
 from compressor.models.hub import build
-from compressor.models.modules import MODULES
+from compressor.models.modules import EVERYTHING, MODULES
 from compressor.pruning.positions import before_pruning
 from compressor.pruning.surgery import restore_kept
 from tests.tiny import write_model
@@ -36,3 +36,21 @@ def test_they_hold_the_same_weights(tmp_path, model_type):
             m.name for m in matrices_of(dense, MODULES) if m.path == path
         )
         assert torch.equal(matrix.original.flatten()[positions[matrix.path].long()], originals[path].flatten()[places.long()])
+
+
+def test_biases_norms_and_embeddings_have_places_too(tmp_path):
+    """Ω in every parameter: a bias loses entries with its matrix, also where that is all of it."""
+    folder = write_model(tmp_path, "bert")
+    dense, pruned, numbered = (build(folder, ["0", "1"]) for _ in range(3))
+    for model in (dense, pruned):
+        for number, parameter in enumerate(model.parameters()):
+            torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(number))
+    kept = {"0": {"heads": [1, 3], "neurons": []}, "1": {"heads": [0, 1, 2, 3], "neurons": [2, 7]}}
+    restore_kept(pruned, kept)
+    chosen = {matrix.path: matrix.original.flatten() for matrix in matrices_of(pruned, EVERYTHING)}
+    positions = {path: torch.arange(len(values), dtype=torch.int32) for path, values in chosen.items()}
+    originals = {matrix.path: matrix.original.flatten() for matrix in matrices_of(dense, EVERYTHING)}
+    found = before_pruning(positions, kept, numbered)
+    assert len(found) == len(positions) and {"bert.embeddings.word_embeddings.weight"} <= found.keys()
+    for path, places in found.items():
+        assert torch.equal(originals[path][places.long()], chosen[path])

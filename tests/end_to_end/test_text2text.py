@@ -9,10 +9,16 @@ from transformers import AutoModelForSeq2SeqLM
 import compressor.models.auto  # noqa: F401 (the pruned type)
 from compressor import load
 from compressor.errors import UserErrors
+from compressor.models.anatomy import matrices_of
+from compressor.models.modules import EVERYTHING
+from compressor.tasks.reading import read_task
 from pipelines.engine.preflight import check_inputs, make_plan
 from pipelines.engine.runner import run_pipeline
+from pipelines.engine.stage import BaseModelReference, Inputs
 from pipelines.file.config import load_pipeline
 from pipelines.runs.verify import verify
+from pipelines.stages.select.run import untuned_model
+from pipelines.stages.trainings import starting_model
 from tests.tiny import write_pipeline
 
 FAST = {"learning_rate": 0.02, "batch_size": 8}
@@ -66,3 +72,12 @@ def test_what_cannot_be_is_told_before_training(stages, code, tmp_path):
     path = write_pipeline(tmp_path, kind="text2text", model_type="t5", stages=stages, rows=8)
     with pytest.raises(UserErrors, match=code):
         make_plan(check_inputs(load_pipeline(path)))
+
+
+def test_positions_are_chosen_in_the_model_that_is_tuned(tmp_path):
+    """By the weights alone, too: a T5 that classifies has other paths, and nothing there would be trained."""
+    task = load_pipeline(write_pipeline(tmp_path, kind="text2text", model_type="t5", stages=[TUNE], rows=8)).task
+    found = Inputs(BaseModelReference("./model", tmp_path / "model", ""), task, 0)
+    models = untuned_model(found), starting_model(found, read_task(task))
+    seen, tuned = ([matrix.path for matrix in matrices_of(model, EVERYTHING)] for model in models)
+    assert seen == tuned

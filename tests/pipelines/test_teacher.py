@@ -5,12 +5,13 @@ import random
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, pre_tokenizers
 
 from compressor.errors import UserError
 from compressor.tasks import TaskConfig
 from compressor.tasks.texts import read_texts
 from pipelines.check.checkup import account_of, lines_of
-from pipelines.engine.preflight import check_inputs
+from pipelines.engine.preflight import check_inputs, check_tokens
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
 from pipelines.reporting.words import teacher_note
@@ -173,6 +174,20 @@ def test_a_teacher_of_other_labels_is_refused(project):
     with pytest.raises(UserError, match=r"E410 .*stages\[2\].recover.*no trained task head for the labels class0, class1"):
         run_pipeline(pipeline, project.parent / "out")
     assert not (project.parent / "out").exists()
+
+
+def test_a_teacher_of_answers_must_have_the_models_tokens(tmp_path):
+    """Its outputs are one for each token of a context: cut otherwise they would be taken for those of other tokens."""
+    labels = {"id2label": {0: "start", 1: "end"}, "label2id": {"start": 0, "end": 1}}
+    teacher = write_model(tmp_path / "teacher", "distilbert", auto="AutoModelForTokenClassification", **labels)
+    stages = [TUNE, PRUNE, {"recover": {"teacher": "./teacher", **FAST}}]
+    pipeline = load_pipeline(write_pipeline(tmp_path, stages=stages, kind="spans", rows=24))
+    check_tokens(check_inputs(pipeline))
+    tokenizer = Tokenizer.from_file(str(teacher / "tokenizer.json"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Whitespace(), pre_tokenizers.Split("o", "isolated")])
+    tokenizer.save(str(teacher / "tokenizer.json"))
+    with pytest.raises(UserError, match=r"E410 .*the teacher '\./teacher' has other tokens than the model"):
+        check_tokens(check_inputs(pipeline))
 
 
 def test_a_word_too_many_for_a_tagger_is_found_before_a_run(tmp_path):

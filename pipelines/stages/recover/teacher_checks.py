@@ -13,9 +13,10 @@ from compressor.errors import UserError
 from compressor.models.architectures import row_of
 from compressor.models.hub import config_of, end_id, head_origin, tokenizer_of, weightless_model
 from compressor.tasks import TaskConfig
-from compressor.tasks.data import tokenized
+from compressor.tasks.data import TokenRows, tokenized
 from compressor.tasks.features import encode, tokens_of
 from compressor.tasks.listing import listed
+from compressor.tasks.predictions import IGNORED, of_tokens
 from compressor.tasks.reading import TaskData, read_task
 from compressor.tasks.rows import Split
 from compressor.tasks.task_kind import kind_of
@@ -39,18 +40,31 @@ def texts_of(path: Path, task: TaskConfig, data: TaskData) -> Split:
 
 
 def require_tokens(file: Path | None, task: TaskConfig, base: Path, models: Models) -> None:
-    """Raises UserError E410 for a teacher with another task head, E212, E213 for rows that it or the base cannot tokenize."""
+    """Raises UserError E410 for a teacher with another task head, or that predicts at other places of the rows; E212, E213 for
+    rows that it or the base cannot tokenize."""
     kind, data = kind_of(task.kind), read_task(task)
     for model in models.values():
         require_head(model, data.label_names, kind.auto_class)
-    texts = None if file is None else texts_of(file, task, data)
-    for folder in (base, *(model.folder for model in models.values())):
-        if kind.encode is encode and end_id(folder) is None:
-            continue  # rows that are too long are truncated, and none is refused
-        if texts is not None:
-            tokenized(folder, texts, within_positions(task, folder), file)
-        if folder != base:
-            tokenized(folder, data.train, within_positions(task, folder), task.train)
+    files = [] if file is None else [(texts_of(file, task, data), file)]
+    if kind.encode is not encode or end_id(base) is not None:  # else long rows are truncated, and none is refused
+        for split, path in files:
+            tokenized(base, split, within_positions(task, base), path)
+    for model in models.values():
+        if model.folder == base or (kind.encode is encode and end_id(model.folder) is None):
+            continue
+        for split, path in [*files, (data.train, task.train)]:
+            rows = tokenized(model.folder, split, within_positions(task, model.folder), path)
+            if of_tokens(rows.labels):
+                require_places(model, rows, tokenized(base, split, within_positions(task, base), path))
+
+
+def require_places(model: BaseModelReference, rows: TokenRows, own: TokenRows) -> None:
+    """Raises UserError E410 unless the teacher predicts at the same places of its `rows` as the model of its `own`: words have
+    one prediction whatever their tokens are, but an answer may begin and end at every token of its context."""
+    theirs, ours = ([row[row != IGNORED].tolist() for row in each.labels] for each in (rows, own))
+    if theirs != ours:
+        what = f"the teacher '{model.reference}' has other tokens than the model: its outputs at them are none for the model's"
+        raise UserError("E410", what, "Use a teacher with the model's tokenizer, or teacher: dense")
 
 
 def within_positions(task: TaskConfig, folder: Path) -> TaskConfig:

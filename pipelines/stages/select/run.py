@@ -19,6 +19,7 @@ from compressor.selection.gradients import GradientSettings, Heuristic, gradient
 from compressor.selection.score_names import DATA_SCORES
 from compressor.tasks.data import Data, tensor_batches
 from compressor.tasks.reading import TaskData, read_task
+from compressor.tasks.task_kind import kind_of
 from pipelines.engine.stage import Inputs, Workspace
 from pipelines.stages.loading import load_data
 from pipelines.stages.select.config import OF_D3, OF_RPCA, SelectConfig
@@ -64,12 +65,10 @@ def _by_weights(config: SelectConfig, inputs: Inputs, workspace: Workspace) -> S
 
     Masked entries score 0, so they are not candidates.
     """
-    earlier = inputs.nearest("model")
     if config.on != "weights":
         model, matrices = start(config, inputs, read_task(inputs.task))
     else:
-        base = inputs.base.folder
-        model = build(base, ["0", "1"]) if earlier is None else load_state(earlier.folder, base, changes=False)
+        model = untuned_model(inputs)
         matrices = matrices_of(model, config.modules)
     settings = {key: getattr(config, key) for key in OF_RPCA if getattr(config, key) is not None}
     if config.score == "rpca":
@@ -83,6 +82,15 @@ def _by_weights(config: SelectConfig, inputs: Inputs, workspace: Workspace) -> S
             scores[matrix.path] = score if matrix.mask is None else matrix.mask.change(score)
             bar.advance()
     return model, matrices, scores
+
+
+def untuned_model(inputs: Inputs) -> nn.Module:
+    """The pretrained weights in their pruned shapes, in the class of the task: a T5 that generates has other paths than one
+    that classifies."""
+    earlier, base = inputs.nearest("model"), inputs.base.folder
+    if earlier is not None:
+        return load_state(earlier.folder, base, changes=False)
+    return build(base, ["0", "1"], auto_class=kind_of(inputs.task.kind).auto_class)
 
 
 def _by_gradients(config: SelectConfig, inputs: Inputs, workspace: Workspace) -> ScoredMatrices:
