@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -232,14 +233,18 @@ def parity(report: Record) -> ReportTable:
     def before_and_after(row: Record) -> str:
         return f"{hundredths(row['metric_reference'], unit)} → {hundredths(row['metric_candidate'], unit)}"
 
+    def measured(cell: Callable[[Record], str]) -> Callable[[Record], str]:
+        """The cell, empty for outputs that could not be compared (not finite, or of another shape)."""
+        return lambda row: cell(row) if math.isfinite(row["max_difference"]) else ""
+
     columns = [
         Column("stage", "l", text("stage")),
         Column("check", "l", text("hop")),
         Column("rows", "r", count("rows")),
         Column("max |Δlogit|", "r", digits("max_difference")),
-        Column(agreement, "r", lambda row: hundredths(row["agreement"], unit)),
-        Column(metric["title"], "r", before_and_after),
-        Column("of rounding", "r", distance),
+        Column(agreement, "r", measured(lambda row: hundredths(row["agreement"], unit))),
+        Column(metric["title"], "r", measured(before_and_after)),
+        Column("of rounding", "r", measured(distance)),
         Column("allowed", "l", text("bound")),
         Column("", "l", lambda row: row.get("verdict") or ("passed" if row["passed"] else "FAILED")),
     ]

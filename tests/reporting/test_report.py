@@ -3,13 +3,16 @@
 import contextlib
 import json
 import re
+from dataclasses import replace
 from functools import reduce
 from html.parser import HTMLParser
 from operator import getitem
 
+import numpy as np
 import pytest
 
 from compressor.cost import Inserted
+from export.parity.compare import compare
 from pipelines.engine.stage import Stage, StageConfig
 from pipelines.reporting.figures import figures, share_by_bin
 from pipelines.reporting.format import Speed, faster, gain, points, significant, smaller, verdict
@@ -117,6 +120,21 @@ def test_a_dense_file_beyond_its_bound_is_no_rival(write, monkeypatch):
     monkeypatch.setitem(STAGES, "export", (kind, {**metadata, "parity": records}))
     report = load(write())
     assert report["rival"] == "dense ONNX fp32" and "the fastest dense file, ONNX fp32)" in report["headline"]
+
+
+def test_a_dense_file_without_finite_logits_is_a_row_that_says_so(write, monkeypatch):
+    """As of fp16 that overflows: it is only compared with, so the report of the run must not fail by it."""
+    logits = np.array([[0.1, 0.9], [0.8, 0.2]])
+    result = compare("dense: PyTorch -> ONNX int8", "int8", logits, np.full_like(logits, np.nan), np.array([1, 0]))
+    kind, metadata = STAGES["export"]
+    records = [*metadata["parity"][:1], replace(result, gated=False).to_json(), *metadata["parity"][2:]]
+    monkeypatch.setitem(STAGES, "export", (kind, {**metadata, "parity": records}))
+    report = load(write())
+    (table,) = [table for table in tables(report) if table.id == "parity"]
+    (line,) = [line for line in table.rows if line[1] == result.hop]
+    # nothing was measured: 0 % would be a claim
+    assert line[2:] == ("2", "not finite", "", "", "", "finite logits", "beyond its bound")
+    assert report["rival"] == "dense ONNX fp32" and significant(float("nan")) == "not finite"
 
 
 @pytest.mark.parametrize("gain", [1.5, 1 / 1.6])
