@@ -96,7 +96,7 @@ def latency_row(roles: dict[str, Record], cell: tuple[int, int]) -> Record:
         speed = speedup(before, after, cell)
         if speed.is_open:
             return faster(speed)  # includes the interval
-        low, high = (1 / speed.high, 1 / speed.low) if speed.ratio < 1 else (speed.low, speed.high)
+        low, high = speed.interval
         return f"{faster(speed)} ({significant(low)} to {significant(high)})"
 
     return row_of(roles, f"p50 latency, batch {cell[0]} × {cell[1]}", lambda record: milliseconds(p50(record, cell)), change)

@@ -17,6 +17,7 @@ from pipelines.engine.stage import Stage, StageConfig
 from pipelines.reporting.figures import figures, share_by_bin
 from pipelines.reporting.format import Speed, faster, gain, points, significant, smaller, verdict
 from pipelines.reporting.render import to_html, to_markdown
+from pipelines.reporting.summary import latency_row
 from pipelines.reporting.tables import tables
 from pipelines.stages.benchmark.run import cost_of
 from tests.pipelines import toys
@@ -200,6 +201,17 @@ def test_the_control_is_in_headline_summary_and_notes(write):
         for note in report["notes"]
     )
     assert without["control"] is None and "control" not in without["headline"] + " ".join(without["notes"])
+
+
+@pytest.mark.parametrize(
+    ("ratio", "change"),
+    [(0.98, "no gain (0.980 to 0.980)"), (0.9, "1.11 × slower (1.11 to 1.11)"), (1.25, "1.25 × faster (1.25 to 1.25)")],
+)
+def test_an_interval_is_that_of_the_words_before_it(ratio, change):
+    """One that is 2 % slower is no gain, and its interval may not read as if it were faster."""
+    times = {"dense": 10.0, "compressed": 10 / ratio}
+    cells = {name: {"batch": 8, "length": 128, "p50": ms, "samples_ms": [ms] * 20} for name, ms in times.items()}
+    assert latency_row({name: {"latency": [cell]} for name, cell in cells.items()}, (8, 128))["change"] == change
 
 
 def test_says_when_int8_gives_nothing(write):
