@@ -171,21 +171,34 @@ def require_free(out: Path, force: bool) -> None:
 
 @contextmanager
 def replacing(out: Path, force: bool) -> Iterator[Path]:
-    """A new folder that replaces `out` if no error occurs. Raises UserError E620 where something else is there."""
+    """A new folder whose content takes the place of that of `out` if no error occurs. Raises UserError E620 where something
+    else is there."""
     require_free(out, force)
+    # a folder that is there stays: it may be the current one, a link or a mount
+    place = out if out.is_dir() else out.absolute().parent
     try:
-        out.absolute().parent.mkdir(parents=True, exist_ok=True)
-        beside = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.absolute().parent))
+        place.mkdir(parents=True, exist_ok=True)
+        beside = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=place))
     except OSError as error:
         raise UserError("E620", f"cannot be written ({error.strerror})", "Give another --out", str(out)) from None
     try:
         beside.chmod(0o755)
         yield beside
-        if out.exists():
-            shutil.rmtree(out)
-        beside.rename(out)
+        _put(beside, out)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+
+
+def _put(made: Path, out: Path) -> None:
+    """Move a folder to `out`, or its content to the folder that is there and holds it, in place of everything else."""
+    if not out.is_dir():
+        made.rename(out)
+        return
+    for path in out.iterdir():
+        if path.name != made.name:
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    for path in made.iterdir():
+        path.rename(out / path.name)
 
 
 def prove(loaded: LoadedModel, precision: str, path: Path) -> ParityResult:
