@@ -159,12 +159,15 @@ def file_of(record: Record) -> str:
 
 
 def rival_note(rival: Record | None, compressed: Record, candidates: list[Record], cells: list[tuple[int, int]]) -> list[str]:
-    """Note on the speed against the fastest dense file at every shape, and on the runtimes that were not exported."""
+    """Note on the speed against the fastest dense file at every shape, and on the runtimes that were not exported, and the
+    deployed precision where no dense file of it was measured."""
     if rival is None:
         return []
     speeds = ", ".join(f"{faster(speedup(rival, compressed, cell))} at batch {cell[0]}" for cell in cells)
     missing = [RUNTIMES[name].title for name in CPU_RUNTIMES if name not in {row["runtime"] for row in candidates}]
     unknown = f" No file of {' or '.join(missing)} was exported: a dense one may take less time." if missing else ""
+    if find(candidates, "dense", compressed["precision"], compressed["runtime"]) is None:
+        unknown += f" No dense file {file_of(compressed)} was measured: it may take less time."
     return [f"Against the fastest dense file, {file_of(rival)}: {speeds}.{unknown}"]
 
 

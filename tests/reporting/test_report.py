@@ -138,6 +138,15 @@ def test_a_dense_file_without_finite_logits_is_a_row_that_says_so(write, monkeyp
     assert report["rival"] == "dense ONNX fp32" and significant(float("nan")) == "not finite"
 
 
+def test_a_rival_of_the_deployed_precision_that_was_not_measured_is_told(write):
+    """Without dense int8 the whole speed of int8 would pass for that of compression."""
+    few = ("dense PyTorch fp32", "dense ONNX fp32", "compressed ONNX fp32", "compressed ONNX int8")
+    report = load(write(candidates=few))
+    (note,) = [note for note in report["notes"] if note.startswith("Against the fastest dense file")]
+    assert note.endswith(" No dense file ONNX int8 was measured: it may take less time.")
+    assert "No dense file" not in " ".join(load(write())["notes"])
+
+
 @pytest.mark.parametrize("gain", [1.5, 1 / 1.6])
 def test_no_speed_is_claimed_that_the_rounds_do_not_show(write, gain):
     """p50 says 1.5 × faster, or 1.6 × slower; the rounds of either lie on both sides of the other's."""
