@@ -15,6 +15,7 @@ from pipelines.reporting.gather import (
     failure_notes,
     kept_notes,
     metric_facts,
+    proof_notes,
     pruning,
     quality_by_file,
     quality_by_stage,
@@ -41,7 +42,12 @@ def gather_unmeasured(inputs: Inputs, stage: Stage) -> Record:
     return {
         **trained_facts(inputs),
         "headline": _headline(roles, metric, score),
-        "notes": failure_notes(inputs) + unlearnt_notes(inputs) + teacher_notes(inputs) + kept_notes(inputs) + [NOT_MEASURED],
+        "notes": failure_notes(inputs)
+        + unlearnt_notes(inputs)
+        + teacher_notes(inputs)
+        + kept_notes(inputs)
+        + proof_notes(inputs)
+        + [NOT_MEASURED],
         "metric": metric_facts(inputs),
         "baseline": "dense",
         "deployed": last.entry,

@@ -10,18 +10,24 @@ from operator import getitem
 
 import numpy as np
 import pytest
+import torch
 
+from compressor.checkpoint import save_checkpoint
 from compressor.cost import Inserted
+from compressor.tasks import TaskConfig
 from export.parity.compare import compare
-from pipelines.engine.stage import Stage, StageConfig
+from pipelines.engine.stage import Artifact, BaseModelReference, Inputs, Stage, StageConfig
 from pipelines.reporting.figures import figures, share_by_bin
 from pipelines.reporting.format import Speed, faster, gain, points, significant, smaller, verdict
 from pipelines.reporting.render import to_html, to_markdown
 from pipelines.reporting.summary import latency_row
 from pipelines.reporting.tables import tables
 from pipelines.stages.benchmark.run import cost_of
+from pipelines.stages.report import config as report_stage
+from tests.compressor.conftest import tiny
 from tests.pipelines import toys
-from tests.reporting.conftest import COMMAND, DENSE, EVERY, KEPT, MACHINE, PRODUCT, PRUNED, STAGES, quality
+from tests.reporting.conftest import COMMAND, DENSE, EVERY, KEPT, MACHINE, PRODUCT, PRUNED, STAGES, Folder, quality
+from tests.tiny import write_model
 
 FILES = ("report.json", "report.md", "report.html")
 
@@ -636,3 +642,29 @@ def test_files_that_were_not_measured_and_deltas_that_were_not_merged_are_told(w
     assert any(
         note.startswith("The deltas are kept apart (merge: false): 147,648 parameters and 0.0378 G FLOPs") for note in notes
     )
+
+
+def test_without_a_benchmark_the_comparisons_of_files_are_told_all_the_same(tmp_path):
+    """What so few rows do not show, and which files are baselines: it is the export that found it."""
+    save_checkpoint(tiny("bert", torch.float32), tmp_path / "merge", write_model(tmp_path / "base"))
+    logits = np.random.default_rng(0).normal(size=(40, 2))
+    turned = np.where(np.arange(40)[:, None] == abs(np.diff(logits)[:, 0]).argmin(), logits[:, ::-1], logits)
+    sides = (("dense", np.full_like(logits, np.inf)), ("compressed", turned))
+    results = [compare(f"{name}: PyTorch -> ONNX int8", "int8", logits, other, logits.argmax(axis=1)) for name, other in sides]
+    exported = {"parity": [replace(one, gated=one.passed).to_json() for one in results]}
+    exported["files"] = {"compressed": {"onnxruntime": {"int8": {"weight_bits": 7}}}}
+    trained = {**STAGES["tune"][1], "merged": True}
+    merged = {"merged": True, "quality": quality(0.86)}
+    made = {"tune": ("model", trained), "merge": ("model", merged), "export": ("onnx", exported)}
+    artifacts = tuple(
+        Artifact(tmp_path / "merge", f"{entry}-0", kind, entry, entry, {}, facts) for entry, (kind, facts) in made.items()
+    )
+    task = TaskConfig(train=tmp_path / "train.tsv", validation=tmp_path / "dev.tsv", text="sentence", label="label")
+    base = BaseModelReference("./base", tmp_path / "base", "0" * 64)
+    (tmp_path / "out").mkdir()
+    inputs = Inputs(base, task, 0, artifacts, artifacts[0], {"name": "tiny", "command": "", "product": ""}, threads=1)
+    report_stage.STAGE.perform(report_stage.ReportConfig(), inputs, Folder(tmp_path / "out"))
+    told = load(tmp_path / "out")["notes"]
+    assert "ONNX Runtime int8 has weights of 7 bits: this processor has no VNNI, and products of 8 bits overflow." in told
+    assert "dense: PyTorch -> ONNX int8 exceeds its bound: that file is a baseline here and is not deployed." in told
+    assert any(note.startswith("compressed: PyTorch -> ONNX int8 passes, but 40 rows cannot rule out a loss") for note in told)
