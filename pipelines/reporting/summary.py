@@ -169,12 +169,11 @@ def gain_steps(
 
     A change that was not measured separately is combined with the next one.
     """
-    pruned = roles["compressed"]["layers"] != roles["dense"]["layers"] or density(roles)
     runtime, narrow = (roles["compressed"][key] for key in ("runtime", "precision"))
     narrow = "int8" if narrow == "fp32" else narrow
     words = [
         (RUNTIMES[runtime].title, roles.get("runtime")),
-        ("pruning" if pruned else "nothing pruned", find(candidates, "compressed", "fp32", runtime)),
+        ("pruning" if is_pruned(roles) else "nothing pruned", find(candidates, "compressed", "fp32", runtime)),
         (narrow, find(candidates, "compressed", narrow, runtime)),
     ]
     steps, changes = [("dense PyTorch fp32", roles["dense"])], []
@@ -191,6 +190,11 @@ def gain_steps(
         quality = {metric.key: record["quality"][metric.key]}
         rows.append({"step": step, "variant": record["name"], "bytes": record["bytes"], **quality, "latency": speeds})
     return rows
+
+
+def is_pruned(roles: dict[str, Record]) -> bool:
+    """Whether units or weights of the dense model were removed."""
+    return roles["compressed"]["layers"] != roles["dense"]["layers"] or bool(density(roles))
 
 
 def density(roles: dict[str, Record]) -> list[Record]:

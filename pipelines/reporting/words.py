@@ -17,7 +17,7 @@ from pipelines.reporting.format import (
     smaller,
     verdict,
 )
-from pipelines.reporting.summary import control_words, speedup
+from pipelines.reporting.summary import control_words, is_pruned, speedup
 from pipelines.stages.training_plan import PASSES_OF_LABELS
 
 
@@ -128,8 +128,8 @@ def notes(
         lines.append(int8_note(fp32, int8, cells))
     quantized = find(candidates, "dense", "int8", runtime)
     if quantized and int8:
-        speed = faster(speedup(quantized, int8, cells[-1]))
-        lines.append(f"Pruned and int8 against int8 of the dense model: {speed} at batch {batch}.")
+        against = f"against int8 of the dense model: {faster(speedup(quantized, int8, cells[-1]))} at batch {batch}."
+        lines.append(f"Pruned and int8 {against}" if is_pruned(roles) else f"int8 {against} Nothing was pruned.")
     length = str(cells[-1][1])
     return lines + zeros_note(compressed) + inserts_note(compressed, length) + apart_note(compressed, length)
 

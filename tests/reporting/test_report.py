@@ -238,6 +238,19 @@ def test_says_when_int8_gives_nothing(write):
     assert "gives nothing here at batch 1, nothing here at batch 8; its file is 3.96 × smaller" in report["notes"][2]
 
 
+def test_what_was_not_pruned_is_not_called_so(write):
+    """A model that is only tuned and exported is as large as the dense one."""
+
+    def edit(measured):
+        for candidate in measured["candidates"]:
+            candidate["layers"] = measured["candidates"][0]["layers"]
+
+    pruned, report = load(write()), load(write(edit=edit))
+    assert "Pruned and int8 against int8 of the dense model: 1.68 × faster at batch 8." in pruned["notes"]
+    assert "int8 against int8 of the dense model: 1.68 × faster at batch 8. Nothing was pruned." in report["notes"]
+    assert "+ nothing pruned" in [step["step"] for step in report["steps"]]
+
+
 def test_what_cannot_be_merged_is_said_with_its_cost(write):
     """An adapter of width 64 in each of 6 blocks: 6 (2·64·384 + 64 + 384) parameters, 2 · 6 · 128 · 2·64·384 FLOPs a row."""
     inserts = [(Inserted("adapter", 64),)] * 6
