@@ -184,12 +184,16 @@ def gain_steps(
             changes = []
     rows = []
     for (step, record), (_, before) in zip(steps, [steps[0], *steps], strict=False):
-        speeds = [
-            {"batch": cell[0], "p50": p50(record, cell), "speedup": p50(before, cell) / p50(record, cell)} for cell in cells
-        ]
+        latency = [step_latency(before, record, cell) for cell in cells]
         quality = {metric.key: record["quality"][metric.key]}
-        rows.append({"step": step, "variant": record["name"], "bytes": record["bytes"], **quality, "latency": speeds})
+        rows.append({"step": step, "variant": record["name"], "bytes": record["bytes"], **quality, "latency": latency})
     return rows
+
+
+def step_latency(before: Record, after: Record, cell: tuple[int, int]) -> Record:
+    """p50 of a step at (batch, length), and its speed-up over the step before with the interval."""
+    speed = speedup(before, after, cell)
+    return {"batch": cell[0], "p50": p50(after, cell), "speedup": speed.ratio, "interval": [speed.low, speed.high]}
 
 
 def is_pruned(roles: dict[str, Record]) -> bool:

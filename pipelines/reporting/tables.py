@@ -11,6 +11,7 @@ from typing import Any
 from compressor.cost import human_bytes
 from pipelines.reporting.candidates import timing
 from pipelines.reporting.format import (
+    Speed,
     factor,
     hundredths,
     interval,
@@ -143,15 +144,25 @@ def steps(report: Record) -> ReportTable:
             Column(
                 "factor",
                 "r",
-                lambda step, place=place: "" if step is records[0] else factor(step["latency"][place]["speedup"]),
+                lambda step, place=place: "" if step is records[0] else gained(step["latency"][place]),
             ),
         ]
     columns += [
         Column("stored", "r", lambda step: human_bytes(step["bytes"])),
         Column(metric["title"], "r", lambda step: hundredths(step[metric["key"]], metric["unit"])),
     ]
-    note = "One change at a time; a factor is the speed-up over the line above. Within 3 % of 1 is no gain."
+    note = (
+        "One change at a time; a factor is the speed-up over the line above. Within 3 % of 1 is no gain; it is not shown where "
+        "the rounds leave open which of the two is faster."
+    )
     return made("steps", "Where the gain comes from", columns, records, note)
+
+
+def gained(latency: Record) -> str:
+    """The factor of a step: '1.91 ×', or '1.50 × (0.862 to 2.47): not shown'."""
+    speed = Speed(latency["speedup"], *latency["interval"])
+    low, high = map(significant, (speed.low, speed.high))
+    return factor(speed.ratio) + (f" ({low} to {high}): not shown" if speed.is_open else "")
 
 
 def tried(report: Record) -> ReportTable:

@@ -175,6 +175,9 @@ def test_no_speed_is_claimed_that_the_rounds_do_not_show(write, gain):
     told = [line[key] for line in report["summary"] for key in ("change", "change_runtime") if "latency" in line["metric"]]
     told += [row(report, "throughput")["change"], row(report, "throughput")["change_runtime"]]
     assert told == ["no difference in speed shown (0.0833 to 12.0 ×)"] * 6
+    (steps,) = [table for table in tables(report) if table.id == "steps"]
+    factors = [dict(zip(steps.columns, line, strict=True))["factor"] for line in steps.rows]
+    assert factors == ["", "1.00 ×", "1.00 ×", f"{significant(gain)} × (0.0833 to 12.0): not shown"]
     words = " ".join([report["headline"], *report["notes"], *told])
     assert "faster" not in words and "slower" not in words
     for text in (page(folder).text, (folder / "report.md").read_text(encoding="utf-8")):
