@@ -1,4 +1,4 @@
-"""The report of a run without a benchmark, such as one whose model is not exported: quality and sizes, no latency."""
+"""The report of a run whose model was not timed, such as one that is not exported: quality and sizes, no latency."""
 
 from __future__ import annotations
 
@@ -29,11 +29,10 @@ from pipelines.reporting.generated import changed, difference_in_words, generate
 from pipelines.reporting.summary import comparison_row, quality_cell, relative, trainable_row
 from pipelines.stages.loading import load_model
 
-NOT_MEASURED = "Latency was not measured: there is no benchmark before this report."
 
-
-def gather_unmeasured(inputs: Inputs, stage: Stage) -> Record:
-    """The whole record of a run without measurements; `stage` is the one that asks, whose packages are told."""
+def gather_unmeasured(inputs: Inputs, stage: Stage, why: str) -> Record:
+    """The whole record of a run without measurements, and `why` there are none; `stage` is the one that asks, whose packages
+    are told."""
     metric = kind_for(inputs.task).metric
     last = inputs.nearest("model")
     roles = {"dense": _record(inputs.dense, inputs), "compressed": _record(last, inputs)}
@@ -47,7 +46,7 @@ def gather_unmeasured(inputs: Inputs, stage: Stage) -> Record:
         + teacher_notes(inputs)
         + kept_notes(inputs)
         + proof_notes(inputs)
-        + [NOT_MEASURED],
+        + [f"Latency was not measured: {why}."],
         "metric": metric_facts(inputs),
         "baseline": "dense",
         "deployed": last.entry,

@@ -26,7 +26,19 @@ from pipelines.stages.benchmark.run import cost_of
 from pipelines.stages.report import config as report_stage
 from tests.compressor.conftest import tiny
 from tests.pipelines import toys
-from tests.reporting.conftest import COMMAND, DENSE, EVERY, KEPT, MACHINE, PRODUCT, PRUNED, STAGES, Folder, quality
+from tests.reporting.conftest import (
+    COMMAND,
+    DENSE,
+    EVERY,
+    KEPT,
+    MACHINE,
+    PRODUCT,
+    PRUNED,
+    STAGES,
+    Folder,
+    measurements,
+    quality,
+)
 from tests.tiny import write_model
 
 FILES = ("report.json", "report.md", "report.html")
@@ -684,3 +696,13 @@ def test_without_a_benchmark_the_comparisons_of_files_are_told_all_the_same(tmp_
     assert "ONNX Runtime int8 has weights of 7 bits: this processor has no VNNI, and products of 8 bits overflow." in told
     assert "dense: PyTorch -> ONNX int8 exceeds its bound: that file is a baseline here and is not deployed." in told
     assert any(note.startswith("compressed: PyTorch -> ONNX int8 passes, but 40 rows cannot rule out a loss") for note in told)
+    # the compressed file that would be measured was refused, and the other one is for CUDA
+    measured = measurements(("dense PyTorch fp32", "dense ONNX int8"))
+    measured["left_out"] = [{"name": "compressed ONNX fp16", "bytes": 1, "why": "a file for CUDA"}]
+    (tmp_path / "merge" / "measurements.json").write_text(json.dumps(measured))
+    benchmark = Artifact(tmp_path / "merge", "benchmark-0", "measurements", "benchmark", "benchmark", {}, {})
+    inputs = replace(inputs, artifacts=(*artifacts, benchmark))
+    report_stage.STAGE.perform(report_stage.ReportConfig(), inputs, Folder(tmp_path / "out"))
+    report = load(tmp_path / "out")
+    assert report["notes"][:-1] == told[:-1] and report["measured"] is None
+    assert report["notes"][-1] == "Latency was not measured: compressed ONNX fp16 is a file for CUDA."
