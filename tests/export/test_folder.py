@@ -18,7 +18,7 @@ from compressor.pruning.surgery import Removal, remove
 from compressor.tasks.features import torch_forward
 from export.runtimes.onnxruntime import graph_values
 from export.runtimes.sessions import run, session
-from export.standalone.folder import export_folder, replacing
+from export.standalone.folder import SCRATCH, export_folder, replacing, require_free
 from pipelines.cli.commands import main
 from tests.compressor.conftest import tiny
 from tests.export.conftest import notes
@@ -153,6 +153,20 @@ def test_the_folder_may_be_the_current_one_or_a_link(tmp_path, monkeypatch, plac
         raise ValueError("half")
     assert sorted(path.name for path in Path(place).iterdir()) == ["export.json", "second"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "here"]
+
+
+def test_force_replaces_no_folder_with_folders_in_it(tmp_path, monkeypatch):
+    """An export has none: it was written into a project, which --out . --force would delete."""
+    (tmp_path / "src").mkdir()
+    (tmp_path / "export.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"E620 \.: the folder holds the folder 'src', as no export does: it is not replaced"):
+        require_free(Path("."), force=True)
+    # what a killed export leaves is in nobody's way
+    (tmp_path / "src").rename(tmp_path / f"{SCRATCH}0")
+    with replacing(Path("."), force=True) as folder:
+        (folder / "export.json").write_text("[]")
+    assert [path.name for path in tmp_path.iterdir()] == ["export.json"] and (tmp_path / "export.json").read_text() == "[]"
 
 
 def test_a_wrong_graph_is_not_published(folders, tmp_path, monkeypatch):
