@@ -36,6 +36,8 @@ from export.standalone.source_model import LoadedModel, find_model
 
 PRECISIONS = RUNTIME.generating
 SUMMARY = "export.json"
+SCRATCH = ".compress-export-"
+"""How the name of an unfinished export begins; one that was killed leaves it."""
 
 
 def export_folder(
@@ -162,30 +164,47 @@ def write_generating(
 
 def require_free(out: Path, force: bool) -> None:
     """Raise UserError E620 where something at `out` must not be replaced."""
-    taken = out.exists() and (not out.is_dir() or any(out.iterdir()))
+    content = [path for path in sorted(out.iterdir()) if not path.name.startswith(SCRATCH)] if out.is_dir() else []
+    taken = bool(content) or (out.exists() and not out.is_dir())
     if taken and not (force and (out / SUMMARY).is_file()):
         fix = "Give another --out" if force else "Give another --out, or --force to replace an export"
         what = f"holds no {SUMMARY}: it is not replaced" if force else "is there already"
         raise UserError("E620", f"the folder {what}", fix, str(out))
+    if inner := [path.name for path in content if path.is_dir()]:
+        what = f"the folder holds the folder '{inner[0]}', as no export does: it is not replaced"
+        raise UserError("E620", what, "Give another --out", str(out))
 
 
 @contextmanager
 def replacing(out: Path, force: bool) -> Iterator[Path]:
-    """A new folder that replaces `out` if no error occurs. Raises UserError E620 where something else is there."""
+    """A new folder whose content takes the place of that of `out` if no error occurs. Raises UserError E620 where something
+    else is there."""
     require_free(out, force)
+    # a folder that is there stays: it may be the current one, a link or a mount
+    place = out if out.is_dir() else out.absolute().parent
     try:
-        out.absolute().parent.mkdir(parents=True, exist_ok=True)
-        beside = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.absolute().parent))
+        place.mkdir(parents=True, exist_ok=True)
+        beside = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=place))
     except OSError as error:
         raise UserError("E620", f"cannot be written ({error.strerror})", "Give another --out", str(out)) from None
     try:
         beside.chmod(0o755)
         yield beside
-        if out.exists():
-            shutil.rmtree(out)
-        beside.rename(out)
+        _put(beside, out)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+
+
+def _put(made: Path, out: Path) -> None:
+    """Move a folder to `out`, or its content to the folder that is there and holds it, in place of everything else."""
+    if not out.is_dir():
+        made.rename(out)
+        return
+    for path in out.iterdir():
+        if path.name != made.name:
+            shutil.rmtree(path) if path.name.startswith(SCRATCH) else path.unlink()
+    for path in made.iterdir():
+        path.rename(out / path.name)
 
 
 def prove(loaded: LoadedModel, precision: str, path: Path) -> ParityResult:

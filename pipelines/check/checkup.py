@@ -88,10 +88,17 @@ def warnings_of(splits: dict[str, Split], kind: TaskKind, task: TaskConfig, fact
         if split.get("cut_targets"):
             yield f"{key}: {split['cut_targets']:,} of {split['rows']:,} targets longer than target_length, cut there"
         if split["constant"] is not None and split["constant"] >= UNBALANCED:
-            yield f"{key}: {split['constant']:.1%} of the rows have the same class: a constant prediction reaches that accuracy"
+            yield f"{key}: {_unbalanced(kind, split['constant'])}"
     yield from _shared(splits, kind, task)
     for (key, split), file in zip(splits.items(), data_files(task), strict=True):
         yield from _contradictions(key, split, kind, file)
+
+
+def _unbalanced(kind: TaskKind, constant: float) -> str:
+    """What one prediction for all rows reaches, by the kind's first metric."""
+    if kind.metric.key == "accuracy":
+        return f"{constant:.1%} of the rows have the same class: a constant prediction reaches that accuracy"
+    return f"predicting the same labels for every row reaches a {kind.metric.name} of {constant:.1%}"
 
 
 def _key(split: Split, row: int, kind: TaskKind) -> Any:

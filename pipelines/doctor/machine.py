@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from compressor.processor import CGROUP, cpu_quota, physical_cores, processor
+from export.runtimes.runtime_registry import RUNTIMES
 from pipelines.doctor.findings import FAULT, GIGABYTE, OK, WARNING, Finding
 
 LEAST_MEMORY, GOOD_MEMORY = 1.5 * GIGABYTE, 4 * GIGABYTE
@@ -34,8 +35,9 @@ def instructions() -> Iterator[Finding]:
         yield Finding("int8", WARNING, what, "export: {precision: auto} keeps what is fast and good, and fp32 always works")
     else:
         yield Finding("int8", OK, "in hardware" + (", with AMX tiles" if "amx_int8" in names else ""))
-    if names & {"amx_bf16", "avx512_bf16", "bf16"}:
-        yield Finding("bf16", OK, "in hardware: OpenVINO uses it around int8")
+    able = [row.title for row in RUNTIMES.values() if names & set(row.instructions.get("bf16", ()))]
+    if able:
+        yield Finding("bf16", OK, f"in hardware: export writes it for {' and '.join(able)}")
 
 
 def threads() -> Iterator[Finding]:

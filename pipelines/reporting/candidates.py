@@ -6,6 +6,17 @@ from typing import Any
 
 Record = dict[str, Any]
 
+NO_BENCHMARK = "there is no benchmark before this report"
+"""Why a run has no latency."""
+
+
+def why_unmeasured(measurements: Record) -> str:
+    """Why a benchmark has no compressed file: those of this device were refused by the export; '' where it has one."""
+    if any(row["model"] == "compressed" for row in measurements["candidates"]):
+        return ""
+    files = [row for row in measurements.get("left_out", []) if row["name"].startswith("compressed ")]
+    return ", ".join(f"{row['name']} is {row['why']}" for row in files) or "no compressed file was exported"
+
 
 def without_samples(candidate: Record) -> Record:
     """A candidate without the times of single rounds, which the measurements keep."""

@@ -10,7 +10,9 @@ GAIN = 0.03
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """Three significant digits: 1234.5 -> '1,230', 0.38123 -> '0.381', 1.43e-6 -> '1.43e-6'."""
+    """Three significant digits: 1234.5 -> '1,230', 0.38123 -> '0.381', 1.43e-6 -> '1.43e-6'; 'not finite' for inf and NaN."""
+    if not math.isfinite(value):
+        return "not finite"
     if value == 0:
         return "0"
     value = float(f"{value:.{digits - 1}e}")
@@ -43,6 +45,11 @@ class Speed(NamedTuple):
     def is_open(self) -> bool:
         """Whether the rounds do not show which of the two is faster: the interval contains 1, and over 3 % on a side of it."""
         return self.low <= 1 <= self.high and max(1 - self.low, self.high - 1) > GAIN
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The interval of the factor that `words` says: of old over new, or of new over old where it is slower."""
+        return (1 / self.high, 1 / self.low) if self.ratio < 1 - GAIN else (self.low, self.high)
 
     def words(self, more: str, less: str, same: str, digits: int = 3) -> str:
         """As `gain`; if `is_open`, a note with the interval: 'no difference in speed shown (0.862 to 2.47 ×)'."""

@@ -100,7 +100,7 @@ def latency_row(roles: dict[str, Record], cell: tuple[int, int], title: str, of:
         speed = speedup(before, after, cell, of)
         if speed.is_open:
             return faster(speed)  # includes the interval
-        low, high = (1 / speed.high, 1 / speed.low) if speed.ratio < 1 else (speed.low, speed.high)
+        low, high = speed.interval
         return f"{faster(speed)} ({significant(low)} to {significant(high)})"
 
     return row_of(roles, title, lambda record: milliseconds(p50(record, cell, of)), change)
@@ -173,12 +173,11 @@ def gain_steps(
 
     A change that was not measured separately is combined with the next one.
     """
-    pruned = roles["compressed"]["layers"] != roles["dense"]["layers"] or density(roles)
     runtime, narrow = (roles["compressed"][key] for key in ("runtime", "precision"))
     narrow = "int8" if narrow == "fp32" else narrow
     words = [
         (RUNTIMES[runtime].title, roles.get("runtime")),
-        ("pruning" if pruned else "nothing pruned", find(candidates, "compressed", "fp32", runtime)),
+        ("pruning" if is_pruned(roles) else "nothing pruned", find(candidates, "compressed", "fp32", runtime)),
         (narrow, find(candidates, "compressed", narrow, runtime)),
     ]
     steps, changes = [("dense PyTorch fp32", roles["dense"])], []
@@ -189,12 +188,21 @@ def gain_steps(
             changes = []
     rows = []
     for (step, record), (_, before) in zip(steps, [steps[0], *steps], strict=False):
-        speeds = [
-            {"batch": cell[0], "p50": p50(record, cell), "speedup": p50(before, cell) / p50(record, cell)} for cell in cells
-        ]
+        latency = [step_latency(before, record, cell) for cell in cells]
         quality = {metric.key: record["quality"][metric.key]}
-        rows.append({"step": step, "variant": record["name"], "bytes": record["bytes"], **quality, "latency": speeds})
+        rows.append({"step": step, "variant": record["name"], "bytes": record["bytes"], **quality, "latency": latency})
     return rows
+
+
+def step_latency(before: Record, after: Record, cell: tuple[int, int]) -> Record:
+    """p50 of a step at (batch, length), and its speed-up over the step before with the interval."""
+    speed = speedup(before, after, cell)
+    return {"batch": cell[0], "p50": p50(after, cell), "speedup": speed.ratio, "interval": [speed.low, speed.high]}
+
+
+def is_pruned(roles: dict[str, Record]) -> bool:
+    """Whether units or weights of the dense model were removed."""
+    return roles["compressed"]["layers"] != roles["dense"]["layers"] or bool(density(roles))
 
 
 def density(roles: dict[str, Record]) -> list[Record]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -10,6 +11,7 @@ from typing import Any
 from compressor.cost import human_bytes
 from pipelines.reporting.candidates import timing
 from pipelines.reporting.format import (
+    Speed,
     factor,
     hundredths,
     interval,
@@ -142,15 +144,25 @@ def steps(report: Record) -> ReportTable:
             Column(
                 "factor",
                 "r",
-                lambda step, place=place: "" if step is records[0] else factor(step["latency"][place]["speedup"]),
+                lambda step, place=place: "" if step is records[0] else gained(step["latency"][place]),
             ),
         ]
     columns += [
         Column("stored", "r", lambda step: human_bytes(step["bytes"])),
         Column(metric["title"], "r", lambda step: hundredths(step[metric["key"]], metric["unit"])),
     ]
-    note = "One change at a time; a factor is the speed-up over the line above. Within 3 % of 1 is no gain."
+    note = (
+        "One change at a time; a factor is the speed-up over the line above. Within 3 % of 1 is no gain; it is not shown where "
+        "the rounds leave open which of the two is faster."
+    )
     return made("steps", "Where the gain comes from", columns, records, note)
+
+
+def gained(latency: Record) -> str:
+    """The factor of a step: '1.91 ×', or '1.50 × (0.862 to 2.47): not shown'."""
+    speed = Speed(latency["speedup"], *latency["interval"])
+    low, high = map(significant, (speed.low, speed.high))
+    return factor(speed.ratio) + (f" ({low} to {high}): not shown" if speed.is_open else "")
 
 
 def tried(report: Record) -> ReportTable:
@@ -232,14 +244,18 @@ def parity(report: Record) -> ReportTable:
     def before_and_after(row: Record) -> str:
         return f"{hundredths(row['metric_reference'], unit)} → {hundredths(row['metric_candidate'], unit)}"
 
+    def measured(cell: Callable[[Record], str]) -> Callable[[Record], str]:
+        """The cell, empty for outputs that could not be compared (not finite, or of another shape)."""
+        return lambda row: cell(row) if math.isfinite(row["max_difference"]) else ""
+
     columns = [
         Column("stage", "l", text("stage")),
         Column("check", "l", text("hop")),
         Column("rows", "r", count("rows")),
         Column("max |Δlogit|", "r", digits("max_difference")),
-        Column(agreement, "r", lambda row: hundredths(row["agreement"], unit)),
-        Column(metric["title"], "r", before_and_after),
-        Column("of rounding", "r", distance),
+        Column(agreement, "r", measured(lambda row: hundredths(row["agreement"], unit))),
+        Column(metric["title"], "r", measured(before_and_after)),
+        Column("of rounding", "r", measured(distance)),
         Column("allowed", "l", text("bound")),
         Column("", "l", lambda row: row.get("verdict") or ("passed" if row["passed"] else "FAILED")),
     ]

@@ -1,4 +1,4 @@
-"""The report of a run without a benchmark, such as one whose model is not exported: quality and sizes, no latency."""
+"""The report of a run whose model was not timed, such as one that is not exported: quality and sizes, no latency."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pipelines.reporting.gather import (
     failure_notes,
     kept_notes,
     metric_facts,
+    proof_notes,
     pruning,
     quality_by_file,
     quality_by_stage,
@@ -28,11 +29,10 @@ from pipelines.reporting.generated import changed, difference_in_words, generate
 from pipelines.reporting.summary import comparison_row, quality_cell, relative, trainable_row
 from pipelines.stages.loading import load_model
 
-NOT_MEASURED = "Latency was not measured: there is no benchmark before this report."
 
-
-def gather_unmeasured(inputs: Inputs, stage: Stage) -> Record:
-    """The whole record of a run without measurements; `stage` is the one that asks, whose packages are told."""
+def gather_unmeasured(inputs: Inputs, stage: Stage, why: str) -> Record:
+    """The whole record of a run without measurements, and `why` there are none; `stage` is the one that asks, whose packages
+    are told."""
     metric = kind_for(inputs.task).metric
     last = inputs.nearest("model")
     roles = {"dense": _record(inputs.dense, inputs), "compressed": _record(last, inputs)}
@@ -41,7 +41,12 @@ def gather_unmeasured(inputs: Inputs, stage: Stage) -> Record:
     return {
         **trained_facts(inputs),
         "headline": _headline(roles, metric, score),
-        "notes": failure_notes(inputs) + unlearnt_notes(inputs) + teacher_notes(inputs) + kept_notes(inputs) + [NOT_MEASURED],
+        "notes": failure_notes(inputs)
+        + unlearnt_notes(inputs)
+        + teacher_notes(inputs)
+        + kept_notes(inputs)
+        + proof_notes(inputs)
+        + [f"Latency was not measured: {why}."],
         "metric": metric_facts(inputs),
         "baseline": "dense",
         "deployed": last.entry,

@@ -17,7 +17,7 @@ from pipelines.reporting.format import (
     smaller,
     verdict,
 )
-from pipelines.reporting.summary import control_words, speedup
+from pipelines.reporting.summary import control_words, is_pruned, speedup
 from pipelines.stages.training_plan import PASSES_OF_LABELS
 
 
@@ -128,8 +128,8 @@ def notes(
         lines.append(int8_note(fp32, int8, cells))
     quantized = find(candidates, "dense", "int8", runtime)
     if quantized and int8:
-        speed = faster(speedup(quantized, int8, cells[-1]))
-        lines.append(f"Pruned and int8 against int8 of the dense model: {speed} at batch {batch}.")
+        against = f"against int8 of the dense model: {faster(speedup(quantized, int8, cells[-1]))} at batch {batch}."
+        lines.append(f"Pruned and int8 {against}" if is_pruned(roles) else f"int8 {against} Nothing was pruned.")
     length = str(cells[-1][1])
     return lines + zeros_note(compressed) + inserts_note(compressed, length) + apart_note(compressed, length)
 
@@ -159,12 +159,15 @@ def file_of(record: Record) -> str:
 
 
 def rival_note(rival: Record | None, compressed: Record, candidates: list[Record], cells: list[tuple[int, int]]) -> list[str]:
-    """Note on the speed against the fastest dense file at every shape, and on the runtimes that were not exported."""
+    """Note on the speed against the fastest dense file at every shape, and on the runtimes that were not exported, and the
+    deployed precision where no dense file of it was measured."""
     if rival is None:
         return []
     speeds = ", ".join(f"{faster(speedup(rival, compressed, cell))} at batch {cell[0]}" for cell in cells)
     missing = [RUNTIMES[name].title for name in CPU_RUNTIMES if name not in {row["runtime"] for row in candidates}]
     unknown = f" No file of {' or '.join(missing)} was exported: a dense one may take less time." if missing else ""
+    if find(candidates, "dense", compressed["precision"], compressed["runtime"]) is None:
+        unknown += f" No dense file {file_of(compressed)} was measured: it may take less time."
     return [f"Against the fastest dense file, {file_of(rival)}: {speeds}.{unknown}"]
 
 

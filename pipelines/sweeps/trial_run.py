@@ -150,12 +150,16 @@ def _floats(facts: Mapping[str, Any]) -> dict[str, float]:
 
 def costs_of(artifacts: Mapping[str, Artifact]) -> dict[str, float]:
     """What a run's model costs, of what its stages measured: trainable parameters, bytes, latency of the fastest file."""
+    from pipelines.stages.recover.control import CONTROL  # imports torch, which the runs before have done
+
     costs: dict[str, float] = {}
     for artifact in artifacts.values():
         metadata = artifact.metadata
         if isinstance(trainable := metadata.get("trainable"), dict) and "body" in trainable:
             costs["trainable parameters"] = trainable["body"]
-        if artifact.kind == "model" and (sizes := [path.stat().st_size for path in artifact.folder.rglob("*.safetensors")]):
+        stored = artifact.folder.rglob("*.safetensors") if artifact.kind == "model" else ()
+        # the control of a recovery is only compared with
+        if sizes := [path.stat().st_size for path in stored if path.parent != artifact.folder / CONTROL]:
             costs["bytes of the stored model"] = sum(sizes)
         if artifact.kind == "onnx":
             files = metadata.get("files", {}).get("compressed", {})

@@ -45,6 +45,10 @@ def test_what_is_chosen_is_deployed_and_told(tmp_path):
     assert [row["kept"] for row in account["precision"]["tried"]].count(True) == 1 and len(account["precision"]["tried"]) >= 4
     assert "## Which precision is kept, and why" in page and "a little optimistic" in page
     assert {row["runtime"] for row in account["variants"]} == {"pytorch", kept["runtime"]}
+    written = [(row["model"], row["precision"]) for row in account["variants"][1:]]
+    assert written == [
+        (name, precision) for name in ("dense", "compressed") for precision in dict.fromkeys(("fp32", kept["precision"]))
+    ]
     assert all(check.passed for check in verify(run, serve=False))
 
 

@@ -2,6 +2,7 @@
 
 import json
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from compressor.pruning.surgery import Removal, remove
 from compressor.tasks.features import torch_forward
 from export.runtimes.onnxruntime import graph_values
 from export.runtimes.sessions import run, session
-from export.standalone.folder import export_folder
+from export.standalone.folder import SCRATCH, export_folder, replacing, require_free
 from pipelines.cli.commands import main
 from tests.compressor.conftest import tiny
 from tests.export.conftest import notes
@@ -130,6 +131,42 @@ def test_a_model_that_cannot_be_traced(folders, tmp_path):
     with pytest.raises(UserError, match=r"E622 .*ibert: this model cannot be traced \(RuntimeError: "):
         export_folder(str(tmp_path / "ibert"), tmp_path / "onnx", precisions=["fp32"])
     assert not (tmp_path / "onnx").exists()
+
+
+@pytest.mark.parametrize("place", [".", "link", "folder", "new"])
+def test_the_folder_may_be_the_current_one_or_a_link(tmp_path, monkeypatch, place):
+    """A folder that is there is filled, and not replaced: that would fail for these, and for a mount, once all is exported."""
+    for name in ("here", "elsewhere", "here/folder"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    if place == "link":
+        (tmp_path / "here" / "link").symlink_to(tmp_path / "elsewhere")
+    if place == ".":
+        (tmp_path / "here" / "folder").rmdir()
+    for content, force in (("first", False), ("second", True)):
+        with replacing(Path(place), force) as folder:
+            for name in (content, "export.json"):
+                (folder / name).write_text(content)
+        assert {path.name: path.read_text() for path in Path(place).iterdir()} == {content: content, "export.json": content}
+    with pytest.raises(ValueError, match="half"), replacing(Path(place), True) as folder:
+        (folder / "third").write_text("half")
+        raise ValueError("half")
+    assert sorted(path.name for path in Path(place).iterdir()) == ["export.json", "second"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "here"]
+
+
+def test_force_replaces_no_folder_with_folders_in_it(tmp_path, monkeypatch):
+    """An export has none: it was written into a project, which --out . --force would delete."""
+    (tmp_path / "src").mkdir()
+    (tmp_path / "export.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"E620 \.: the folder holds the folder 'src', as no export does: it is not replaced"):
+        require_free(Path("."), force=True)
+    # what a killed export leaves is in nobody's way
+    (tmp_path / "src").rename(tmp_path / f"{SCRATCH}0")
+    with replacing(Path("."), force=True) as folder:
+        (folder / "export.json").write_text("[]")
+    assert [path.name for path in tmp_path.iterdir()] == ["export.json"] and (tmp_path / "export.json").read_text() == "[]"
 
 
 def test_a_wrong_graph_is_not_published(folders, tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
 from compressor.models.anatomy import layers_of
 from compressor.pruning.surgery import Removal, remove
@@ -126,6 +126,21 @@ def test_no_session_joins_a_sum_with_its_norm(architecture, precision, tmp_path)
     # the first shows that it would
     assert found[0]["SkipLayerNormalization"] and not found[1]["SkipLayerNormalization"]
     assert found[1]["LayerNormalization"] == operators(graph)["LayerNormalization"]
+
+
+def test_two_norms_of_one_sum_are_separated_once():
+    """As in GPT-NeoX and Falcon, whose attention and FFN each have a norm of the same states."""
+    states, first, second = (helper.make_tensor_value_info(name, 1, ["batch", "sequence", 4]) for name in ("x", "y", "z"))
+    nodes = [helper.make_node("Add", ["x", "x"], ["sum"], "add")]
+    nodes += [helper.make_node("LayerNormalization", ["sum", f"w{name}"], [name], f"norm_{name}") for name in "yz"]
+    weights = [numpy_helper.from_array(np.full(4, scale, np.float32), f"w{name}") for name, scale in {"y": 1, "z": 2}.items()]
+    total = helper.make_tensor_value_info("sum", 1, ["batch", "sequence", 4])
+    graph = helper.make_graph(nodes, "parallel", [states], [first, second], weights, value_info=[total])
+    made = separate_residuals(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10))
+    onnx.checker.check_model(made, full_check=True)
+    assert operators(made) == {"Add": 1, "Reshape": 1, "LayerNormalization": 2}
+    y, z = plain_session(made.SerializeToString()).run(None, {"x": np.arange(8, dtype=np.float32).reshape(1, 2, 4)})
+    assert np.array_equal(2 * y, z) and np.abs(y).max() > 1
 
 
 def test_a_graph_is_not_changed_and_equal_graphs_give_equal_bytes():

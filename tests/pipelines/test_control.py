@@ -14,6 +14,7 @@ from pipelines.reporting.gather import kept_notes
 from pipelines.stages.recover import control, run
 from pipelines.stages.recover.config import RecoverConfig
 from pipelines.stages.training_plan import estimate
+from pipelines.sweeps.trial_run import costs_of
 from tests.tiny import write_pipeline
 
 FAST = {"epochs": 1, "learning_rate": 0.02, "batch_size": 8}
@@ -58,6 +59,8 @@ def test_it_is_the_dense_model_with_the_same_trainings(made, name):
     for number, entry in enumerate(("recover", "recover-2")[: len(RECOVERIES[name])]):
         assert "control" not in dense[entry].metadata, "nothing was removed: the recovery is its own control"
         assert trained(pruned[entry], "control/") == trained(dense[entry])
+        stored = sum(path.stat().st_size for path in pruned[entry].folder.glob("*.safetensors"))
+        assert costs_of({entry: pruned[entry]})["bytes of the stored model"] == stored, "of what is shipped, not of its control"
         same = {key: dense[entry].metadata[key] for key in TRAINED if key in dense[entry].metadata}
         assert pruned[entry].metadata["control"] == {**same, "recoveries": number + 1}
 

@@ -21,6 +21,7 @@ from pipelines.stages.deploy import config as deploy
 from pipelines.stages.export import config as export
 from pipelines.stages.export import precision
 from pipelines.stages.export.config import ExportConfig
+from pipelines.stages.export.run import baseline_of
 from tests.compressor.conftest import tiny
 from tests.pipelines.test_runtimes import entry, problems
 
@@ -88,6 +89,13 @@ def test_the_file_that_is_published_is_the_one_that_was_judged(kept):
     logits = predict(lambda batch: run_session(live, batch), data.validation.tokens, 1)
     agree = (logits.argmax(axis=1) == data.validation.labels).mean()
     assert agree == 1 - account["tried"][1]["loss"] == account["tried"][1]["agreement"]
+
+
+@pytest.mark.parametrize("kept", [["fp32", "int8"], ["fp32"]])
+def test_the_dense_model_is_written_in_what_auto_keeps(kept):
+    """The speed of int8 alone is no gain of compression: dense int8 is what a report compares with."""
+    config = baseline_of(ExportConfig(precision="auto", runtime=["onnxruntime", "openvino"]), {"openvino": dict.fromkeys(kept)})
+    assert (config.runtime, config.precision, config.auto) == (["openvino"], kept, False)
 
 
 def test_keys_of_auto_mean_nothing_without_it_and_auto_stands_alone():

@@ -2,19 +2,23 @@
 
 import logging
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from compressor.errors import CheckError
 from compressor.tasks.data import Data
 from export.auto import choose as precision
+from export.parity.compare import compare
 from export.runtimes.runtime_registry import DEFAULT
 from pipelines.engine.stage import Inputs
 from pipelines.stages.export import exported as export
 from pipelines.stages.export.config import ExportConfig
-from pipelines.stages.export.exported import export_one
+from pipelines.stages.export.exported import Exported, export_one
+from pipelines.stages.export.generators import _proven
 from pipelines.stages.export.proving import COMPRESSED, Prover
 from tests.compressor.conftest import tiny
 from tests.pipelines.test_precision import LOUD, rows_of
@@ -126,6 +130,21 @@ def test_a_dense_file_that_does_not_run_is_left_out_and_stops_nothing(made, monk
 def test_few_validation_rows_are_joined_by_training_rows(made):
     exported, _ = made("dense")
     assert [record["rows"] for record in exported.parity] == [60, 60] and exported.parity[1]["answers"] == 100
+
+
+@pytest.mark.parametrize(("generates", "verdict"), [(True, "passed"), (False, "beyond its bound")])
+def test_a_dense_file_that_generates_other_tokens_is_beyond_its_bound(tmp_path, generates, verdict):
+    """Its logits on rows of the task are right, with an empty cache: it may not be the rival in a report all the same."""
+    space, exported, logits = workspace(tmp_path), Exported({"onnxruntime": {}}), np.eye(3)
+    rows = compare("dense: PyTorch -> ONNX int8", "fp32", logits, logits, logits.argmax(axis=1))
+    said = {"compare": lambda *_: replace(rows, gated=False), "outputs": lambda *_: None, "quality": lambda *_: {}}
+    prover = SimpleNamespace(name="dense", gated=False, workspace=space, **said)
+    (tmp_path / "model_int8.onnx").write_bytes(b"")
+    proof = {"passed": generates, "agreement": 0.5, "bound": "90 %", "batches": {}, "generated": 4, "generated_agreement": 0.5}
+    assert _proven(prover, tmp_path / "model_int8.onnx", "int8", proof, exported)
+    assert [(record["passed"], record["verdict"]) for record in exported.parity] == [(generates, verdict)]
+    assert any("the tokens generated after random prompts differ" in line for line in space.said) is not generates
+    assert list(exported.files["onnxruntime"]) == ["int8"] and not exported.failures
 
 
 def test_no_layer_is_suspected_where_rounding_explains_what_moves(tmp_path):

@@ -3,21 +3,43 @@
 import contextlib
 import json
 import re
+from dataclasses import replace
 from functools import reduce
 from html.parser import HTMLParser
 from operator import getitem
 
+import numpy as np
 import pytest
+import torch
 
+from compressor.checkpoint import save_checkpoint
 from compressor.cost import Inserted
-from pipelines.engine.stage import Stage, StageConfig
+from compressor.tasks import TaskConfig
+from export.parity.compare import compare
+from pipelines.engine.stage import Artifact, BaseModelReference, Inputs, Stage, StageConfig
 from pipelines.reporting.figures import figures, share_by_bin
 from pipelines.reporting.format import Speed, faster, gain, points, significant, smaller, verdict
 from pipelines.reporting.render import to_html, to_markdown
+from pipelines.reporting.summary import latency_row
 from pipelines.reporting.tables import tables
 from pipelines.stages.benchmark.run import cost_of
+from pipelines.stages.report import config as report_stage
+from tests.compressor.conftest import tiny
 from tests.pipelines import toys
-from tests.reporting.conftest import COMMAND, DENSE, EVERY, KEPT, MACHINE, PRODUCT, PRUNED, STAGES, quality
+from tests.reporting.conftest import (
+    COMMAND,
+    DENSE,
+    EVERY,
+    KEPT,
+    MACHINE,
+    PRODUCT,
+    PRUNED,
+    STAGES,
+    Folder,
+    measurements,
+    quality,
+)
+from tests.tiny import write_model
 
 FILES = ("report.json", "report.md", "report.html")
 
@@ -119,6 +141,30 @@ def test_a_dense_file_beyond_its_bound_is_no_rival(write, monkeypatch):
     assert report["rival"] == "dense ONNX fp32" and "the fastest dense file, ONNX fp32)" in report["headline"]
 
 
+def test_a_dense_file_without_finite_logits_is_a_row_that_says_so(write, monkeypatch):
+    """As of fp16 that overflows: it is only compared with, so the report of the run must not fail by it."""
+    logits = np.array([[0.1, 0.9], [0.8, 0.2]])
+    result = compare("dense: PyTorch -> ONNX int8", "int8", logits, np.full_like(logits, np.nan), np.array([1, 0]))
+    kind, metadata = STAGES["export"]
+    records = [*metadata["parity"][:1], replace(result, gated=False).to_json(), *metadata["parity"][2:]]
+    monkeypatch.setitem(STAGES, "export", (kind, {**metadata, "parity": records}))
+    report = load(write())
+    (table,) = [table for table in tables(report) if table.id == "parity"]
+    (line,) = [line for line in table.rows if line[1] == result.hop]
+    # nothing was measured: 0 % would be a claim
+    assert line[2:] == ("2", "not finite", "", "", "", "finite logits", "beyond its bound")
+    assert report["rival"] == "dense ONNX fp32" and significant(float("nan")) == "not finite"
+
+
+def test_a_rival_of_the_deployed_precision_that_was_not_measured_is_told(write):
+    """Without dense int8 the whole speed of int8 would pass for that of compression."""
+    few = ("dense PyTorch fp32", "dense ONNX fp32", "compressed ONNX fp32", "compressed ONNX int8")
+    report = load(write(candidates=few))
+    (note,) = [note for note in report["notes"] if note.startswith("Against the fastest dense file")]
+    assert note.endswith(" No dense file ONNX int8 was measured: it may take less time.")
+    assert "No dense file" not in " ".join(load(write())["notes"])
+
+
 @pytest.mark.parametrize("gain", [1.5, 1 / 1.6])
 def test_no_speed_is_claimed_that_the_rounds_do_not_show(write, gain):
     """p50 says 1.5 × faster, or 1.6 × slower; the rounds of either lie on both sides of the other's."""
@@ -141,6 +187,9 @@ def test_no_speed_is_claimed_that_the_rounds_do_not_show(write, gain):
     told = [line[key] for line in report["summary"] for key in ("change", "change_runtime") if "latency" in line["metric"]]
     told += [row(report, "throughput")["change"], row(report, "throughput")["change_runtime"]]
     assert told == ["no difference in speed shown (0.0833 to 12.0 ×)"] * 6
+    (steps,) = [table for table in tables(report) if table.id == "steps"]
+    factors = [dict(zip(steps.columns, line, strict=True))["factor"] for line in steps.rows]
+    assert factors == ["", "1.00 ×", "1.00 ×", f"{significant(gain)} × (0.0833 to 12.0): not shown"]
     words = " ".join([report["headline"], *report["notes"], *told])
     assert "faster" not in words and "slower" not in words
     for text in (page(folder).text, (folder / "report.md").read_text(encoding="utf-8")):
@@ -184,6 +233,17 @@ def test_the_control_is_in_headline_summary_and_notes(write):
     assert without["control"] is None and "control" not in without["headline"] + " ".join(without["notes"])
 
 
+@pytest.mark.parametrize(
+    ("ratio", "change"),
+    [(0.98, "no gain (0.980 to 0.980)"), (0.9, "1.11 × slower (1.11 to 1.11)"), (1.25, "1.25 × faster (1.25 to 1.25)")],
+)
+def test_an_interval_is_that_of_the_words_before_it(ratio, change):
+    """One that is 2 % slower is no gain, and its interval may not read as if it were faster."""
+    times = {"dense": 10.0, "compressed": 10 / ratio}
+    cells = {name: {"batch": 8, "length": 128, "p50": ms, "samples_ms": [ms] * 20} for name, ms in times.items()}
+    assert latency_row({name: {"latency": [cell]} for name, cell in cells.items()}, (8, 128))["change"] == change
+
+
 def test_says_when_int8_gives_nothing(write):
     def edit(measured):
         fp32, int8 = measured["candidates"][-2:]
@@ -191,6 +251,19 @@ def test_says_when_int8_gives_nothing(write):
 
     report = load(write(edit=edit))
     assert "gives nothing here at batch 1, nothing here at batch 8; its file is 3.96 × smaller" in report["notes"][2]
+
+
+def test_what_was_not_pruned_is_not_called_so(write):
+    """A model that is only tuned and exported is as large as the dense one."""
+
+    def edit(measured):
+        for candidate in measured["candidates"]:
+            candidate["layers"] = measured["candidates"][0]["layers"]
+
+    pruned, report = load(write()), load(write(edit=edit))
+    assert "Pruned and int8 against int8 of the dense model: 1.68 × faster at batch 8." in pruned["notes"]
+    assert "int8 against int8 of the dense model: 1.68 × faster at batch 8. Nothing was pruned." in report["notes"]
+    assert "+ nothing pruned" in [step["step"] for step in report["steps"]]
 
 
 def test_what_cannot_be_merged_is_said_with_its_cost(write):
@@ -597,3 +670,39 @@ def test_files_that_were_not_measured_and_deltas_that_were_not_merged_are_told(w
     assert any(
         note.startswith("The deltas are kept apart (merge: false): 147,648 parameters and 0.0378 G FLOPs") for note in notes
     )
+
+
+def test_without_a_benchmark_the_comparisons_of_files_are_told_all_the_same(tmp_path):
+    """What so few rows do not show, and which files are baselines: it is the export that found it."""
+    save_checkpoint(tiny("bert", torch.float32), tmp_path / "merge", write_model(tmp_path / "base"))
+    logits = np.random.default_rng(0).normal(size=(40, 2))
+    turned = np.where(np.arange(40)[:, None] == abs(np.diff(logits)[:, 0]).argmin(), logits[:, ::-1], logits)
+    sides = (("dense", np.full_like(logits, np.inf)), ("compressed", turned))
+    results = [compare(f"{name}: PyTorch -> ONNX int8", "int8", logits, other, logits.argmax(axis=1)) for name, other in sides]
+    exported = {"parity": [replace(one, gated=one.passed).to_json() for one in results]}
+    exported["files"] = {"compressed": {"onnxruntime": {"int8": {"weight_bits": 7}}}}
+    trained = {**STAGES["tune"][1], "merged": True}
+    merged = {"merged": True, "quality": quality(0.86)}
+    made = {"tune": ("model", trained), "merge": ("model", merged), "export": ("onnx", exported)}
+    artifacts = tuple(
+        Artifact(tmp_path / "merge", f"{entry}-0", kind, entry, entry, {}, facts) for entry, (kind, facts) in made.items()
+    )
+    task = TaskConfig(train=tmp_path / "train.tsv", validation=tmp_path / "dev.tsv", text="sentence", label="label")
+    base = BaseModelReference("./base", tmp_path / "base", "0" * 64)
+    (tmp_path / "out").mkdir()
+    inputs = Inputs(base, task, 0, artifacts, artifacts[0], {"name": "tiny", "command": "", "product": ""}, threads=1)
+    report_stage.STAGE.perform(report_stage.ReportConfig(), inputs, Folder(tmp_path / "out"))
+    told = load(tmp_path / "out")["notes"]
+    assert "ONNX Runtime int8 has weights of 7 bits: this processor has no VNNI, and products of 8 bits overflow." in told
+    assert "dense: PyTorch -> ONNX int8 exceeds its bound: that file is a baseline here and is not deployed." in told
+    assert any(note.startswith("compressed: PyTorch -> ONNX int8 passes, but 40 rows cannot rule out a loss") for note in told)
+    # the compressed file that would be measured was refused, and the other one is for CUDA
+    measured = measurements(("dense PyTorch fp32", "dense ONNX int8"))
+    measured["left_out"] = [{"name": "compressed ONNX fp16", "bytes": 1, "why": "a file for CUDA"}]
+    (tmp_path / "merge" / "measurements.json").write_text(json.dumps(measured))
+    benchmark = Artifact(tmp_path / "merge", "benchmark-0", "measurements", "benchmark", "benchmark", {}, {})
+    inputs = replace(inputs, artifacts=(*artifacts, benchmark))
+    report_stage.STAGE.perform(report_stage.ReportConfig(), inputs, Folder(tmp_path / "out"))
+    report = load(tmp_path / "out")
+    assert report["notes"][:-1] == told[:-1] and report["measured"] is None
+    assert report["notes"][-1] == "Latency was not measured: compressed ONNX fp16 is a file for CUDA."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,9 @@ def _proven(prover: Prover, path: Path, precision: str, proof: dict[str, Any], e
         exported.failures.append(left_out(error))
         GENERATING.remove(path)
         return False
+    if not proof["passed"]:
+        prover.workspace.say(f"{not_generated(hop, proof).what}; it is a baseline and is not deployed")
+        result = replace(result, passed=False)
     batches = {f"generating, {how}": apart for how, apart in proof["batches"].items()}
     generated = {key: proof[key] for key in ("generated", "generated_agreement")}
     exported.parity.append({**result.to_json(), "batches": {**result.batches, **batches}, **generated})

@@ -38,11 +38,16 @@ def run(config: ExportConfig, inputs: Inputs, workspace: Workspace) -> dict[str,
         facts = {"labels": data.label_names, "runtimes": config.runtime, **apart}
         return {**_together(made), **facts}
     ours, account = choose_precision(compressed, config, data, workspace, inputs)
-    # the baseline of the compressed file in the report
-    plain = config.model_copy(update={"precision": ["fp32"], "runtime": list(ours.files)})
-    theirs = export_one("dense", dense, plain, data, workspace, inputs)
+    theirs = export_one("dense", dense, baseline_of(config, ours.files), data, workspace, inputs)
     facts = {"labels": data.label_names, "runtimes": list(ours.files), "auto": account, **apart}
     return {**_together({"dense": theirs, COMPRESSED: ours}), **facts}
+
+
+def baseline_of(config: ExportConfig, files: dict[str, dict[str, Any]]) -> ExportConfig:
+    """The config by which the dense model is exported beside the compressed `files` (runtime -> precision -> file) that
+    `precision: auto` keeps: as them, so that the report tells the gain of compression from that of the precision."""
+    precisions = dict.fromkeys(precision for written in files.values() for precision in written)
+    return config.model_copy(update={"precision": list(precisions), "runtime": list(files)})
 
 
 def _together(made: dict[str, Exported]) -> dict[str, Any]:

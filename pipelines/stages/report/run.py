@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from pipelines.engine.stage import Inputs, Workspace
+from pipelines.reporting.candidates import NO_BENCHMARK, why_unmeasured
 from pipelines.reporting.gather import gather
 from pipelines.reporting.render import to_html, to_markdown
 from pipelines.stages.report.config import STAGE, ReportConfig
@@ -25,10 +26,12 @@ def run(config: ReportConfig, inputs: Inputs, workspace: Workspace) -> dict[str,
 
 
 def _gathered(inputs: Inputs) -> dict[str, Any]:
-    """The record of the run; without latency where nothing was measured."""
+    """The record of the run; without latency where no compressed model was timed."""
     benchmark = inputs.nearest("measurements")
-    if benchmark is None:
+    measurements = json.loads((benchmark.folder / "measurements.json").read_text(encoding="utf-8")) if benchmark else None
+    why = NO_BENCHMARK if measurements is None else why_unmeasured(measurements)
+    if why:
         from pipelines.reporting.unmeasured import gather_unmeasured  # loads the models, and torch with them
 
-        return gather_unmeasured(inputs, STAGE)
-    return gather(inputs, json.loads((benchmark.folder / "measurements.json").read_text(encoding="utf-8")))
+        return gather_unmeasured(inputs, STAGE, why)
+    return gather(inputs, measurements)
