@@ -24,7 +24,10 @@ from pipelines.cli.work.lazy_work import work
 from pipelines.init.defaults import MANY, ROWS
 from pipelines.terminal.last_resort import coded
 
-SET_HELP = "Override a key: STAGE.KEY=VALUE or KEY=VALUE, e.g. tune.rank=8. Paths in it are relative to the current folder."
+SET_HELP = (
+    "Override a key: STAGE.KEY=VALUE or KEY=VALUE, e.g. tune.rank=8; a name with a dot in double quotes: "
+    "'tasks.\"a.b\".label=x'. Paths in it are relative to the current folder."
+)
 
 
 class Commands(click.Group):

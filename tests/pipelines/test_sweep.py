@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import types
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -150,6 +151,14 @@ def test_what_a_sweep_runs(project):
     assert [one.settings for one in trials] == [[f'task.subset={{"share": 0.9, "seed": {seed}}}'] for seed in (0, 1)]
     again = load_pipeline(project, ["seed=7", *trials[1].settings])
     assert (again.seed, again.task.subset) == (7, Subset(share=0.9, seed=1))
+
+
+def test_names_with_a_dot_are_keys_of_a_sweep(project):
+    one = load_pipeline(project)
+    many = replace(one, task=None, tasks={"a.b": one.task, "c": one.task})
+    assert [*SweepPlan(subsets=2).trials(many)[0].repeat] == ['tasks."a.b".subset', "tasks.c.subset"]
+    plan = SweepPlan(axes_of(['task.test."a.b"=x.tsv,y.tsv'], None))
+    assert [trial.name for trial in plan.trials(one)] == ["a.b-x.tsv", "a.b-y.tsv"]
 
 
 def test_several_keys_are_every_combination_with_every_seed(project, tmp_path):
