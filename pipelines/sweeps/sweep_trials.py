@@ -16,7 +16,7 @@ from pipelines.file.config import Pipeline
 from pipelines.file.overrides import Preset, join_key, split_key
 from pipelines.file.yaml_source import parse
 from pipelines.sweeps.search_ranges import Range, read_range
-from pipelines.sweeps.table_file import Axes, Grid, read_grid, require_once
+from pipelines.sweeps.table_file import Axes, Grid, read_grid, require_once, shown_value
 
 SHARE = 0.9
 """Share of the training rows in each random subset, as in the SAM paper (Fu et al., 2023, tables 1 and 2)."""
@@ -216,11 +216,6 @@ def short_keys(keys: Sequence[str]) -> dict[str, str]:
     """Each key -> its last part, or the whole key where two of them end alike."""
     last = [(split_key(key) or [key])[-1] for key in keys]
     return {key: part if last.count(part) == 1 else key for key, part in zip(keys, last, strict=True)}
-
-
-def shown_value(value: Any) -> str:
-    """A value as a cell of a table: text as it is, everything else as JSON."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _plain(value: Any) -> str:

@@ -362,6 +362,8 @@ def test_a_sweep_that_is_stopped_goes_on_where_it_was(project, out, tmp_path):
         ({"runs": None}, "E115 nothing differs between the runs"),
         ({"over": ["seed=1,2"]}, "E115 the seed is set by --seeds and compared"),
         ({"over": ["tune.files=1,2"] * 2}, "E115 --over tune.files=1,2: the key is given twice"),
+        ({"over": ["tune.files=8,'8'"]}, "E115 --over tune.files=8,'8': 8 and '8' are written alike in a table. Keep one"),
+        ({"over": ["select.text=[a],'[\"a\"]'"]}, "E115 --over select.text="),
         ({"over": ["tune.files=1,,2"]}, "E101 --over tune.files=1,,2"),
         ({"over": ["tune.files=1,2"], "runs": 6000}, "E115 12,000 runs are more than 10,000"),
         ({"name": "a/b"}, "E115 a sweep cannot be called 'a/b'"),
