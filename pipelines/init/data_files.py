@@ -190,19 +190,26 @@ def _prompts(fields: Sequence[Sequence[str]], path: Path) -> list[dict[str, str]
     return [dict(zip(("prompt", "target"), line.split(BETWEEN), strict=True)) for (line,) in fields]
 
 
-def split_rows(table: DataTable, share: float, label: str | None) -> tuple[DataTable, DataTable]:
+def split_rows(table: DataTable, share: float, label: str | None, together: str | None = None) -> tuple[DataTable, DataTable]:
     """(training rows, validation rows): a random share of each class where `label` names the column of classes, the same every
-    time. Every class keeps a training row. Raises UserError E130 if a side would be empty."""
-    groups: dict[object, list[int]] = {}
-    for number, value in enumerate(table.values(label) if label else [None] * len(table.rows)):
-        groups.setdefault(str(value), []).append(number)
+    time. Every class keeps a training row. Rows with equal values of the column `together` stay on one side: the references of
+    a prompt, which would otherwise be validated with a prompt that was trained on. Raises UserError E130 if a side would be
+    empty."""
+    units: dict[object, list[int]] = {}
+    for number, value in enumerate(table.values(together) if together else range(len(table.rows))):
+        units.setdefault(str(value).strip(), []).append(number)
+    classes, groups = table.values(label) if label else [None] * len(table.rows), {}
+    for numbers in units.values():
+        groups.setdefault(str(classes[numbers[0]]), []).append(numbers)
     draw, chosen = random.Random(0), set()
-    for numbers in groups.values():
-        chosen |= set(draw.sample(numbers, min(round(share * len(numbers)), len(numbers) - 1)))
+    for members in groups.values():
+        drawn = draw.sample(members, min(round(share * len(members)), len(members) - 1))
+        chosen |= {number for numbers in drawn for number in numbers}
+    noun = "prompt" if together else "row"
     if not chosen:
-        what = f"a share of {share:g} of {len(table.rows)} rows is no row"
+        what = f"a share of {share:g} of {len(units)} {noun}s is no {noun}"
         raise UserError("E130", what, "Give a larger --split, or a --validation file", str(table.path))
-    why = f"{share:.0%} of the rows are set apart to validate"
+    why = f"{share:.0%} of the {noun}s are set apart to validate"
     sides = ([row for number, row in enumerate(table.rows) if (number in chosen) == drawn] for drawn in (False, True))
     train, validation = (DataTable(table.path, rows, why) for rows in sides)
     return train, validation

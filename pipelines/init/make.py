@@ -151,7 +151,9 @@ def _read(options: InitOptions, files: Files) -> tuple[DataTable, DataTable, Gue
     text = (",".join(options.text),) if ",".join(options.text) in train.columns else options.text
     guessed = guess(train, text, options.label, options.kind)
     if options.split:
-        train, validation = split_rows(train, options.split, guessed.label if guessed.kind == "classification" else None)
+        label = guessed.label if guessed.kind == "classification" else None
+        prompt = guessed.text[0] if guessed.kind in GENERATED else None
+        train, validation = split_rows(train, options.split, label, prompt)
         return train, validation, guessed
     validation = read_table(files.validation or files.test)
     if files.validation is None and not labelled(validation, guessed, train):

@@ -414,6 +414,21 @@ def test_one_file_needs_a_second_or_a_split(ask, data, tmp_path):
     assert ask("--split", 0.1, "--validation", data / "my reviews.tsv", "--force")[2].startswith("E130 --split and")
 
 
+def test_the_references_of_a_prompt_stay_on_one_side(compress, models, tmp_path):
+    """A validation prompt that is trained on with another reference would be scored by what was learnt by heart."""
+    rows = [{"prompt": f"name : the {n % 10} ", "target": f"the film {n} is good"} for n in range(30)]
+    data = write(tmp_path, rows__jsonl="".join(f"{json.dumps(row)}\n" for row in rows)) / "rows.jsonl"
+    out = ("--model", models / "gpt2", "--out", tmp_path / "p.yaml", "--force")
+    code, shown, error = compress("init", data, "--split", 0.3, *out)
+    assert (code, error) == (0, ""), error
+    assert "30% of the prompts are set apart" in shown
+    sides = [read_table(tmp_path / f"rows-{role}.jsonl") for role in ("train", "validation")]
+    train, validation = (set(side.values("prompt")) for side in sides)
+    assert (len(train), len(validation), train & validation, [len(side.rows) for side in sides]) == (7, 3, set(), [21, 9])
+    data.write_text("".join(f"{json.dumps({**row, 'prompt': 'x'})}\n" for row in rows))
+    assert "E130" in (said := compress("init", data, "--split", 0.3, *out)[2]) and "of 1 prompts is no prompt" in said
+
+
 def test_files_without_a_header_are_copied_with_one(ask, data, tmp_path):
     (data / "train.tsv").write_text("".join(f"s{n % 3}\t{n % 2}\t\tThe good film number {n}.\n" for n in range(12)))
     (data / "dev.tsv").write_bytes((data / "train.tsv").read_bytes())
