@@ -414,6 +414,24 @@ def test_one_file_needs_a_second_or_a_split(ask, data, tmp_path):
     assert ask("--split", 0.1, "--validation", data / "my reviews.tsv", "--force")[2].startswith("E130 --split and")
 
 
+def test_faults_in_a_copy_name_the_users_file_and_line(ask, data, tmp_path):
+    """What is split, or has no header, is read from a copy in a scratch folder, which is gone when the message is read."""
+    lines = [f'"the film\nnumber {n}",{"yes" if n % 2 else "no"}' for n in range(20)]
+    lines[13] = '" ",yes'
+    table = write(tmp_path / "one", reviews__csv="\n".join(["sentence,label", *lines]) + "\n") / "reviews.csv"
+    code, _, error = ask("--split", 0.25, file=table)
+    assert code == 2 and error.startswith(f"E206 {table}:28: ") and ".init-" not in error, error
+    rows = [json.dumps({"sentence": f"the film {n}", "label": 1 if n == 7 else "yes" if n % 2 else "no"}) for n in range(20)]
+    table = write(tmp_path / "two", reviews__jsonl="\n".join(rows) + "\n") / "reviews.jsonl"
+    code, _, error = ask("--split", 0.25, "--label", "label", "--kind", "classification", file=table)
+    assert code == 2 and error.startswith(f"E235 {table}:8: ") and "where line 1 holds" in error, error
+    for name in ("train", "dev"):
+        (data / f"{name}.tsv").write_text("".join(f"s{n}\t{n % 2}\t{'The good film.' * (n != 5)}\n\n" for n in range(9)))
+    code, _, error = ask("--text", "column3", "--label", "column2", file=data)
+    assert code == 2 and all(f"E206 {data / name}.tsv:11: " in error for name in ("train", "dev")), error
+    assert not list(tmp_path.glob(".init-*"))
+
+
 def test_the_references_of_a_prompt_stay_on_one_side(compress, models, tmp_path):
     """A validation prompt that is trained on with another reference would be scored by what was learnt by heart."""
     rows = [{"prompt": f"name : the {n % 10} ", "target": f"the film {n} is good"} for n in range(30)]
