@@ -120,7 +120,7 @@ def make(options: InitOptions, say: Say = lambda title, text: None) -> Made:
         rows = {role: len(split.labels) for role, split in splits.items()}
         for role, table in tables.items():
             say(role, f"{rows[role]:,} rows of {table.path}" + (f" ({table.copy})" if table.copy else ""))
-        length, mean, why_length = max_length(read, task, model)
+        length, mean, why_length = max_length(splits, task, model)
         say("max_length", f"{length}: {why_length}")
         kept = kept_share(options.rows, rows["train"])
         if kept:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from compressor.errors import UserError
 from compressor.tasks import KINDS as KINDS_OF_TASKS
+from compressor.tasks.data import read_data
 from pipelines.engine.preflight import check_inputs, make_plan
 from pipelines.file.config import load_pipeline
 from pipelines.file.yaml_source import parse, read_yaml
@@ -485,6 +486,25 @@ def test_rows_that_may_not_be_cut_and_are_too_long(compress, models, tmp_path):
     write(tmp_path / "data", train__jsonl=f"{line}\n", dev__jsonl=f"{line}\n")
     code, _, error = compress("init", tmp_path / "data", "--model", models / "bert", "--out", tmp_path / "p.yaml")
     assert code == 2 and "E213" in error and "the longest row has 82 tokens, and the model has positions for 64" in error
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_no_marked_span_is_cut_off_by_the_length_that_is_proposed(tmp_path, side):
+    """One row in 300 is long, and its span at the end that the tokenizer cuts off: 99 of 100 rows are short."""
+    model = tiny.write_model(tmp_path / "model")
+    settings = json.loads((model / "tokenizer_config.json").read_text())
+    (model / "tokenizer_config.json").write_text(json.dumps({**settings, "truncation_side": side}))
+    words = ["good"] * 40
+    words[39 if side == "right" else 0] = "film"
+    rows = [{"text": "the film was good", "span1": "film", "label": "ab"[n % 2]} for n in range(300)]
+    rows[7] = {"text": " ".join(words), "span1": "film", "label": "b"}
+    lines = "".join(f"{json.dumps(row)}\n" for row in rows)
+    write(tmp_path / "data", train__jsonl=lines, dev__jsonl=lines)
+    options = {"text": ("text", "span1"), "label": "label", "kind": "marked"}
+    made = make(InitOptions(tmp_path / "data", tmp_path / "p.yaml", model=str(model), **options))
+    task = load_pipeline(made.files[0]).task
+    assert task.max_length == 48 and len(read_data(model, task).train) == 300
+    assert "the marked spans of a row need 44" in made.files[0].read_text()
 
 
 def test_odd_names_of_files_and_columns(ask, tmp_path):
