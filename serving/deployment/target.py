@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import json
 import secrets
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 CONFIG, LOCK = "config.pbtxt", ".deploy.lock"
 BESIDE, RECORD = "published", "published.json"
+STAGED, NEW = ".staged-", ".deploying"
+"""In the names of folders beside the repository, and of files in it, that are about to take their place."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,7 @@ class Target:
 
         `beside` are the model's config and the files that it names (path -> content), kept in BESIDE."""
         # beside the repository: a server that polls it would take a folder in it for a model
-        staged = f"{self.root}.staged-{secrets.token_hex(4)}" if self.local else self.path(model, version)
+        staged = f"{self.root}{STAGED}{secrets.token_hex(4)}" if self.local else self.path(model, version)
         try:
             self._upload(source, staged)
             for name, content in beside.items():
@@ -120,9 +124,15 @@ class Target:
         if not self.local:  # one object is replaced at once
             self._write(path, content)
             return
-        temporary = f"{path}.{secrets.token_hex(4)}"
-        self._write(temporary, content)
-        Path(temporary).replace(path)
+        # one deployment at a time: what a killed one left under this name is overwritten, or removed by the next
+        folder, _, name = path.rpartition("/")
+        temporary = Path(folder, f".{name}{NEW}")
+        try:
+            self._write(str(temporary), content)
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
 
     def remove(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -139,7 +149,16 @@ class Target:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise UserError("E756", "another deployment is at work here", "Wait until it has ended", self.root) from error
+            self._clear()
             yield
+
+    def _clear(self) -> None:
+        """Remove what killed deployments left half written; nobody else is at work."""
+        root = Path(self.root)
+        for folder in root.parent.glob(f"{glob.escape(root.name)}{STAGED}*"):
+            shutil.rmtree(folder, ignore_errors=True)
+        for path in root.rglob(f".*{NEW}"):
+            path.unlink(missing_ok=True)
 
 
 def new_record(run: str, sha256: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import threading
 import time
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import numpy as np
 import onnxruntime
@@ -308,6 +309,28 @@ def test_what_cannot_be_published_whole_is_taken_back(two_models, tmp_path, monk
     with pytest.raises(OSError, match="No space"):
         deploy(two_models(1), target, None, Options("second"))
     assert contents(tmp_path / "target") == before
+
+
+def test_nothing_half_written_stays(make_run, tmp_path, monkeypatch):
+    """A file that could not be replaced, and what killed deployments left in the repository and beside it."""
+    run, folder, replaced = make_run(0), tmp_path / "target", Path.replace
+    target = Target.at(str(folder))
+
+    def fail(self, place):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(OSError, match="Input"):
+        deploy(run, target, None, Options("first"))
+    monkeypatch.setattr(Path, "replace", replaced)
+    assert [path.name for path in folder.rglob("*")] == [".deploy.lock"]
+    (tmp_path / "target.staged-0123abcd" / "1").mkdir(parents=True)
+    deploy(run, target, None, Options("first"))
+    before = contents(folder)
+    for name in (".config.pbtxt.deploying", "1/.published.json.deploying"):
+        (folder / NAME / name).write_text("half")
+    deploy(run, target, None, Options("first"))
+    assert contents(folder) == before and not list(tmp_path.glob("target.staged-*"))
 
 
 def test_one_deployment_at_a_time(make_run, target):
