@@ -61,8 +61,9 @@ class Target:
         return "/".join((self.root, *map(str, parts)))
 
     def models(self) -> list[str]:
-        """Names of the models, sorted."""
-        return sorted(path.rsplit("/", 2)[-2] for path in self.files.glob(self.path("*", CONFIG)))
+        """Names of the models, sorted; also of one whose first version is there, and its config not yet."""
+        named = {path.rsplit("/", 2)[-2] for path in self.files.glob(self.path("*", CONFIG))}
+        return sorted(named | {path.rsplit("/", 3)[-3] for path in self.files.glob(self.path("*", "*", RECORD))})
 
     def versions(self, model: str) -> list[int]:
         """The versions of a model, ascending."""
@@ -77,8 +78,13 @@ class Target:
         path = self.path(model, version, RECORD)
         return json.loads(self.files.cat_file(path)) if self.files.exists(path) else {}
 
-    def mark_proven(self, model: str, version: int) -> None:
-        record = self.record(model, version) | {"proven": True}
+    def finished(self, model: str, version: int) -> bool:
+        """Whether the deployment of a version has ended, as far as its record tells."""
+        return self.record(model, version).get("finished", True)
+
+    def mark(self, model: str, version: int, **facts: bool) -> None:
+        """Change the record of a version."""
+        record = self.record(model, version) | facts
         self._replace(self.path(model, version, RECORD), json.dumps(record, indent=1).encode())
 
     def restore(self, model: str, version: int) -> None:
@@ -100,10 +106,25 @@ class Target:
             self._write(f"{staged}/{RECORD}", json.dumps(record, indent=1).encode())
             if self.local:
                 self.files.makedirs(self.path(model), exist_ok=True)
-                Path(staged).rename(self.path(model, version))
+                self._move(staged, self.path(model, version))
         except BaseException:
             self.remove(staged)
             raise
+
+    def set_aside(self, model: str, version: int) -> str:
+        """Move a version out of the repository; returns its place, from which `bring_back` moves it in again."""
+        place = f"{self.root}{STAGED}{secrets.token_hex(4)}"
+        self._move(self.path(model, version), place)
+        return place
+
+    def bring_back(self, place: str, model: str, version: int) -> None:
+        self._move(place, self.path(model, version))
+
+    def _move(self, place: str, other: str) -> None:
+        if self.local:
+            Path(place).rename(other)
+        else:
+            self.files.mv(place, other, recursive=True)
 
     def _upload(self, source: Path, staged: str) -> None:
         for path in sorted(path for path in source.rglob("*") if path.is_file()):
@@ -162,5 +183,6 @@ class Target:
 
 
 def new_record(run: str, sha256: str) -> dict[str, Any]:
-    """RECORD of a version that is published now."""
-    return {"run": run, "sha256": sha256, "published": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "proven": False}
+    """RECORD of a version that is published now: `finished` when all models of the run are."""
+    published = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return {"run": run, "sha256": sha256, "published": published, "proven": False, "finished": False}
