@@ -9,8 +9,10 @@ GAIN = 0.03
 """A factor within 3 % of 1 is not a gain: comparing a runtime with itself may differ by as much."""
 
 
-def significant(value: float, digits: int = 3) -> str:
-    """Three significant digits: 1234.5 -> '1,230', 0.38123 -> '0.381', 1.43e-6 -> '1.43e-6'."""
+def significant(value: float | None, digits: int = 3) -> str:
+    """Three significant digits: 1234.5 -> '1,230', 0.38123 -> '0.381', 1.43e-6 -> '1.43e-6'; '-' where there is no number."""
+    if value is None or not math.isfinite(value):
+        return "-"
     if value == 0:
         return "0"
     value = float(f"{value:.{digits - 1}e}")
