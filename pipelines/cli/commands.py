@@ -166,6 +166,7 @@ Example: compress sweep pipeline.yaml --seeds 10
 )
 @click.option("--name", metavar="NAME", help="Folder of the sweep in OUT.  [default: the pipeline's name and -sweep]")
 @click.option("--out", type=Folder(), default=Path("runs"), show_default=True, help="Folder of runs and store.")
+@click.option("--dry-run", is_flag=True, help="Show which trials and stages would run, and which are shared, without training.")
 @work("pipelines.cli.work.sweep_work:sweep")
 def sweep() -> None:
     """Run FILE several times, for every combination of values and every seed, and compare mean and spread of its quality.

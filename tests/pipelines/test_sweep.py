@@ -18,7 +18,8 @@ from pipelines.file.config import load_pipeline
 from pipelines.runs.served import find_repository
 from pipelines.sweeps.pareto import front
 from pipelines.sweeps.significance import paired_difference
-from pipelines.sweeps.sweep import sweep
+from pipelines.sweeps.sweep import preview_sweep, sweep
+from pipelines.sweeps.sweep_preview import stage_rows
 from pipelines.sweeps.sweep_summary import summarize
 from pipelines.sweeps.sweep_trials import SweepPlan, SweepTrial, axes_of
 from pipelines.sweeps.table_file import Grid
@@ -265,6 +266,28 @@ def test_subsets_share_what_does_not_read_the_data(project, out):
     assert content["set"] == ["seed=9"]
 
 
+def test_a_dry_run_says_what_would_run_and_what_is_shared(project, out, compress):
+    """As `compress run --dry-run`: nothing is written, and the run that follows does just that."""
+    over = ("--over", "tune.files=1,2", "--over", "prune.text=x,y", "--seeds", 3, "--out", out)
+    code, shown, error = compress("sweep", project, *over, "--dry-run")
+    assert (code, error, out.exists()) == (0, "", False)
+    lines = shown.splitlines()
+    assert len(lines) > 12 and lines[0] == "[ 1/12] files-1_text-x_seed-0  run select, tune, prune"
+    assert lines[-1] == "12 trials: 0 finished, 12 to run; of 36 stages 15 are shared: 21 to run, 0 to reuse"
+    rows = [line.split() for line in lines if line.split()[:1] in (["select"], ["tune"], ["prune"])]
+    assert rows == [["select", "12", "3", "0", "3"], ["tune", "12", "6", "0", "6"], ["prune", "12", "12", "0", "12"]]
+    go(project, out, over=["tune.files=1,2"], overrides=["prune.text=x"])
+    before = tree(out)
+    compress("--version")  # takes what the sweep has printed
+    lines = compress("sweep", project, *over, "--dry-run")[1].splitlines()
+    assert lines[0].endswith("files-1_text-x_seed-0  reuse select, tune, prune") and tree(out) == before
+    assert lines[3].endswith("files-1_text-y_seed-0  reuse select, tune; run prune")
+    assert lines[-1] == "12 trials: 6 finished, 6 to run; of 36 stages 15 are shared: 6 to run, 15 to reuse"
+    calls(out)
+    assert compress("sweep", project, *over)[0] == 0 and calls(out) == ["prune"] * 6
+    assert compress("sweep", project, "--seeds", 2, "--set", "tune.fils=1", "--dry-run")[2].startswith("E102 ")
+
+
 def test_another_engine_gets_the_jobs_and_a_function(project, out):
     def backwards(jobs, perform):
         return in_turn(jobs[::-1], perform)
@@ -427,7 +450,11 @@ def test_help_and_usage(project, compress):
 def test_real_stages(tmp_path):
     """Tune and prune for real on two subsets: the values are those of the artifacts, and the merge and beyond are not run."""
     path = write_pipeline(tmp_path, stages=[STAGES[0], STAGES[1], STAGES[2], {"merge": None}, {"export": None}], rows=60)
-    result = sweep(path, SweepPlan(subsets=2, share=0.8), tmp_path / "runs", overrides=["tune.epochs=1"])
+    given = (path, SweepPlan(subsets=2, share=0.8), tmp_path / "runs")
+    foreseen = stage_rows(preview_sweep(*given, overrides=["tune.epochs=1"]))
+    assert [row[0] + row[4] for row in foreseen] == ["select1", "tune2", "prune2"] and not (tmp_path / "runs").exists()
+    result = sweep(*given, overrides=["tune.epochs=1"])
+    assert all(trial.finished for trial in preview_sweep(*given, overrides=["tune.epochs=1"]))
     made = sorted(folder.name.split("-")[0] for folder in (tmp_path / "runs" / ".store").iterdir())
     assert made == ["prune", "prune", "select", "tune", "tune"]
     for spread in result.spreads:
