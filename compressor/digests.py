@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -34,6 +34,11 @@ def mark_of(path: Path) -> Mark | None:
     return Mark(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
+def settled(marks: Iterable[Mark], now: int) -> bool:
+    """Whether the files with these marks, read at `now` (ns), are old enough for each later change to show in the mark."""
+    return all(now - mark.ctime_ns > SETTLED_NS for mark in marks)
+
+
 def kept_while_unchanged(function: Callable[[Path], Result]) -> Callable[[Path], Result]:
     """A function of a file's content that is computed once in this process for as long as the file keeps its mark.
 
@@ -47,7 +52,7 @@ def kept_while_unchanged(function: Callable[[Path], Result]) -> Callable[[Path],
         if mark is not None and path in kept and kept[path][0] == mark:
             return kept[path][1]
         result = function(path)
-        if mark is not None and mark_of(path) == mark and now - mark.ctime_ns > SETTLED_NS:
+        if mark is not None and mark_of(path) == mark and settled([mark], now):
             kept[path] = mark, result
         return result
 
