@@ -10,9 +10,9 @@ GAIN = 0.03
 
 
 def significant(value: float | None, digits: int = 3) -> str:
-    """Three significant digits: 1234.5 -> '1,230', 0.38123 -> '0.381', 1.43e-6 -> '1.43e-6'; '-' where there is no number."""
+    """Three significant digits: 1234.5 -> '1,230', 0.38123 -> '0.381', 1.43e-6 -> '1.43e-6'; 'not finite' for NaN, None."""
     if value is None or not math.isfinite(value):
-        return "-"
+        return "not finite"
     if value == 0:
         return "0"
     value = float(f"{value:.{digits - 1}e}")

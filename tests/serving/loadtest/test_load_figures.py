@@ -142,7 +142,7 @@ def test_rows_that_are_mixed_up_fail_the_test():
 
 def test_a_difference_that_is_no_number_is_told_as_such():
     answers = {"answers": 2, "near": 0, "wrong": 1, "changed": 0, "unchecked": 0, "max_difference": None}
-    assert answer_notes([{"answers": answers}]) == ["answers: of 2, 1 wrong; largest difference not a number"]
+    assert answer_notes([{"answers": answers}]) == ["answers: of 2, 1 wrong; largest difference not finite"]
 
 
 def test_recorded_answers_must_be_those_of_the_server(tmp_path):
