@@ -75,6 +75,7 @@ class EmbeddedServer:
         self.stage: Path | None = None
         self._claim: IO[str] | None = None
         self._sockets: dict[str, socket.socket] = {}
+        self._announced: int | None = None
         self._secret = secrets.token_hex()
 
     @property
@@ -103,6 +104,7 @@ class EmbeddedServer:
             self._start_guard()
             self._find_port_and_start(bundle)
             running.announce(self.ports["http"], self.repository, os.getpid())
+            self._announced = self.ports["http"]
         except BaseException:
             self.stop(0)
             raise
@@ -197,7 +199,8 @@ class EmbeddedServer:
         return self.triton.fault()
 
     def restart(self) -> None:
-        """Start what has ended again, on the same ports; requests are answered with 503 meanwhile. Raises as `start`."""
+        """Start what has ended again; requests are answered with 503 meanwhile. The ports stay, but for one of gRPC that was
+        chosen here and is taken by now: then it is another. Raises as `start`."""
         if self.guard.process.poll() is not None:
             self.guard.stop()
             self._start_guard()
@@ -205,7 +208,7 @@ class EmbeddedServer:
             self.guard.tell("starting")
             self._end_triton()
             try:
-                self._start_triton(find_bundle())
+                self._find_port_and_start(find_bundle())
             except BaseException:
                 self.triton.stop(0)  # one that runs without being ready would pass for a server
                 raise
@@ -233,8 +236,9 @@ class EmbeddedServer:
 
         What still runs after `seconds` is killed. Has no effect when nothing is running.
         """
-        if "http" in self.ports:
-            running.withdraw(self.ports["http"])
+        if self._announced is not None:  # afterwards the port, and its record, may be another server's
+            running.withdraw(self._announced)
+            self._announced = None
         try:
             if self.guard is not None and self.guard.process is not None:
                 self.guard.tell("drain")  # what comes now is refused, rather than lost with its connection

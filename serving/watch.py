@@ -49,10 +49,12 @@ def watch(
             what = f"the server failed {len(restarts)} times within {WINDOW_SECONDS} s; the last time: {fault.what}"
             raise UserError("E738", what, fault.fix)
         tell(f"{fault.what}; starting again")
+        ports = dict(server.ports)
         try:
             server.restart()
             failure = None
-            tell(f"serving again after {time.monotonic() - now:.1f} s")
+            moved = "".join(f"; {name} is now on port {port}" for name, port in server.ports.items() if port != ports[name])
+            tell(f"serving again after {time.monotonic() - now:.1f} s{moved}")
         except UserError as error:
             failure = error
 

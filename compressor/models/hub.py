@@ -7,14 +7,14 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compressor.compression import compression_of
-from compressor.digests import sha256_of
+from compressor.digests import sha256_kept, sha256_of
 from compressor.errors import UserError
 from compressor.models.architectures import row_of
 from compressor.models.files.damage import Damage, door, read_json, reading_by_library
@@ -52,7 +52,7 @@ def resolve(reference: str, relative_to: Path = Path()) -> Reference:
     folder = find_folder(reference, relative_to)
     with door("E304", f"model '{reference}'"):
         check_pretrained(folder)
-    return Reference(reference, folder, _digest(folder))
+    return Reference(reference, folder, _digest(folder, sha256_kept))
 
 
 def find_folder(reference: str, relative_to: Path = Path()) -> Path:
@@ -113,7 +113,7 @@ def _hub_folder(reference: str) -> Path:
         ) from error
 
 
-def _digest(folder: Path) -> str:
+def _digest(folder: Path, sha256: Callable[[Path], str] = sha256_of) -> str:
     """sha256 over the names and contents of config, tokenizer and all weights, of the weights' index if there is one, and the
     architecture's row if it is not built in.
 
@@ -126,7 +126,7 @@ def _digest(folder: Path) -> str:
     if not (folder / WEIGHTS).is_file():
         names |= {INDEX, *shards}
     for name in sorted(name for name in names if (folder / name).is_file()):
-        digest.update(f"{name}\0{sha256_of(folder / name)}\n".encode())
+        digest.update(f"{name}\0{sha256(folder / name)}\n".encode())
     if (folder / CONFIG).is_file():
         with door("E304", "the folder", str(folder)):
             digest.update(row_digest(read_json(folder / CONFIG).get("model_type")))

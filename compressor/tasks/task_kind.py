@@ -113,6 +113,8 @@ class TaskKind:
     - `pair`: the task -> whether the model reads pairs of texts;
     - `sentences`: how many of the text columns must hold more than numbers;
     - `truncates`: whether rows longer than `max_length` are cut, and not refused;
+    - `least_tokens`: (tokenizer, split) -> the least `max_length` of each row that is cut, but refused where that cuts off what
+      it is about; [] where nothing is refused;
     - `names_classes`: whether a cell of the label column is a class, of which all must be written alike (E235);
     - `shares_base`: whether a model of several `tasks` may have one of this kind;
     - `metrics`: the first is the one for checks, intervals and reports, unless a task chooses another;
@@ -154,6 +156,7 @@ class TaskKind:
     pair: Callable[[TaskConfig], bool] = lambda task: len(task.text_columns) == 2
     sentences: int = 2
     truncates: bool = True
+    least_tokens: Callable[[Any, Split], list[int]] = lambda tokenizer, split: []
     names_classes: bool = False
     shares_base: bool = False
     auto_class: str = SEQUENCES

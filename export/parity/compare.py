@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from compressor.errors import CheckError
+from compressor.json_numbers import without_infinity
 from compressor.tasks.features import Forward, length_of, predictions_of
 from compressor.tasks.kinds.classification import KIND as CLASSIFICATION
 from compressor.tasks.metrics import margin_noise, output_distance, paired_changes
@@ -143,8 +144,9 @@ class ParityResult:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The entry in an artifact's metadata, as JSON data."""
-        return {**asdict(self), "verdict": self.verdict, "told": self.inconclusive}
+        """The entry in an artifact's metadata, as JSON data; a difference from outputs that are not finite, or of another
+        shape, is None."""
+        return without_infinity({**asdict(self), "verdict": self.verdict, "told": self.inconclusive})
 
 
 def compare(

@@ -24,7 +24,10 @@ from pipelines.cli.work.lazy_work import work
 from pipelines.init.defaults import MANY, ROWS
 from pipelines.terminal.last_resort import coded
 
-SET_HELP = "Override a key: STAGE.KEY=VALUE or KEY=VALUE, e.g. tune.rank=8. Paths in it are relative to the current folder."
+SET_HELP = (
+    "Override a key: STAGE.KEY=VALUE or KEY=VALUE, e.g. tune.rank=8; a name with a dot in double quotes: "
+    "'tasks.\"a.b\".label=x'. Paths in it are relative to the current folder."
+)
 
 
 class Commands(click.Group):
@@ -163,6 +166,7 @@ Example: compress sweep pipeline.yaml --seeds 10
 )
 @click.option("--name", metavar="NAME", help="Folder of the sweep in OUT.  [default: the pipeline's name and -sweep]")
 @click.option("--out", type=Folder(), default=Path("runs"), show_default=True, help="Folder of runs and store.")
+@click.option("--dry-run", is_flag=True, help="Show which trials and stages would run, and which are shared, without training.")
 @work("pipelines.cli.work.sweep_work:sweep")
 def sweep() -> None:
     """Run FILE several times, for every combination of values and every seed, and compare mean and spread of its quality.

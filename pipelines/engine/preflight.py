@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from compressor.account import Plan
-from compressor.digests import sha256_of
+from compressor.digests import sha256_kept
 from compressor.errors import UserError, UserErrors
 from compressor.models.architectures import row_of
 from compressor.models.hub import SEQUENCES, config_of, end_id, resolve, tokenizer_of
@@ -62,11 +62,11 @@ def check_inputs(pipeline: Pipeline) -> Ready:
     faults += more
     if base is None or faults:
         raise UserErrors(faults)
-    files = {file: sha256_of(file) for task in pipeline.all_tasks.values() for file in data_files(task)}
+    files = {file: sha256_kept(file) for task in pipeline.all_tasks.values() for file in data_files(task)}
     ready = Ready(pipeline, BaseModelReference(base.reference, base.folder, base.sha256), files, models)
     if faults := list(_stage_faults(ready)):
         raise UserErrors(faults)
-    files |= {file: sha256_of(file) for entry in pipeline.stages for file in entry.row.beside.files_of(entry.config).values()}
+    files |= {file: sha256_kept(file) for entry in pipeline.stages for file in entry.row.beside.files_of(entry.config).values()}
     return ready
 
 

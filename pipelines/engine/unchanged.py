@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from compressor.digests import sha256_of
+from compressor.digests import Mark, mark_of, sha256_of
 from compressor.errors import UserError
 from compressor.models.hub import TOKENIZER_FILES, _digest
 from pipelines.engine.preflight import Ready
 from pipelines.engine.stage import BaseModelReference
-
-Mark = tuple[int, ...]
-"""File system metadata of a file. The time of its last change (ctime) cannot be set by a program."""
 
 
 class Originals:
@@ -62,21 +59,13 @@ class Originals:
         yield from self._ready.models.values()
 
     def _look(self) -> dict[Path, Mark | None]:
-        return {path: _mark(path) for path in self._files()}
+        return {path: mark_of(path) for path in self._files()}
 
     def _files(self) -> Iterator[Path]:
         yield from self._ready.data
         for folder in (model.folder for model in self._models()):
             yield from (folder / name for name in ("config.json", *TOKENIZER_FILES))
             yield from sorted({*folder.glob("*.safetensors"), *folder.glob("*.safetensors.index.json")})
-
-
-def _mark(path: Path) -> Mark | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _changed(what: str, path: Path) -> UserError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -21,8 +22,22 @@ from pipelines.file.yaml_source import KeyPath, YamlSource, dotted, parse
 TRAININGS = "trainings."
 """Start of a key that every stage which trains takes: a preset's unless the stage has its own value, that of --set always."""
 
+NAME = r'(?:"[^"]+"|[^."]+)'
+KEY = re.compile(rf"{NAME}(?:\.{NAME})*")
+"""A key of --set: names with dots between them; one that holds a dot itself stands in double quotes."""
+
 Preset = tuple[str, Mapping[str, Any]]
 """Where keys come from, in words, and the keys with their values."""
+
+
+def split_key(key: str) -> list[str]:
+    """The names in a key: 'tasks."a.b".max_length' -> tasks, a.b, max_length; [] of a text that is no key."""
+    return [name.strip('"') for name in re.findall(NAME, key)] if KEY.fullmatch(key) else []
+
+
+def join_key(names: Sequence[str]) -> str:
+    """The key with these names in it: the reverse of `split_key`."""
+    return ".".join(f'"{name}"' if "." in name else name for name in names)
 
 
 def normalize(source: YamlSource) -> None:
@@ -62,10 +77,12 @@ def override(source: YamlSource, text: str) -> None:
     """Apply one `--set KEY=VALUE`. Unknown keys inside a config are left to validation. Raises UserError E109."""
     mark = f"--set {text}"
     key, equals, value_text = text.partition("=")
-    if not equals or "" in key.split("."):
-        raise UserError("E109", "not KEY=VALUE", "Write it as tune.rank=8 or seed=1", mark)
+    names = split_key(key)
+    if not equals or not names:
+        fix = 'Write it as tune.rank=8 or seed=1; a name with a dot in double quotes: tasks."a.b".max_length=64'
+        raise UserError("E109", "not KEY=VALUE", fix, mark)
     value = parse(value_text, mark).data
-    for path in _paths_of(source, key, mark):
+    for path in _paths_of(source, names, mark):
         source.put(path, _from_here(path, deepcopy(value)), mark)
 
 
@@ -84,7 +101,7 @@ def preset_keys(source: YamlSource, presets: Sequence[Preset]) -> None:
     for mark, keys in presets:
         for key, value in keys.items():
             if key not in PipelineFile.model_fields and not key.startswith(TRAININGS):
-                source.put(_path_of(source, key, mark), deepcopy(value), mark)
+                source.put(_path_of(source, split_key(key) or [key], mark), deepcopy(value), mark)
     for mark, keys in reversed(presets):
         for key, value in keys.items():
             if key.startswith(TRAININGS):
@@ -101,24 +118,24 @@ def _fill(source: YamlSource, key: str, value: Any, mark: str) -> None:
             source.put((*path, key), value, mark)
 
 
-def _paths_of(source: YamlSource, key: str, mark: str) -> list[KeyPath]:
+def _paths_of(source: YamlSource, names: list[str], mark: str) -> list[KeyPath]:
     """Path of a key, or those that a key of TRAININGS has. Raises UserError E109."""
-    ids, own = stage_ids(source), key.removeprefix(TRAININGS)
-    if own == key or TRAININGS[:-1] in ids.values():
-        return [_path_of(source, key, mark)]
+    ids = stage_ids(source)
+    if len(names) == 1 or names[0] != TRAININGS[:-1] or names[0] in ids.values():
+        return [_path_of(source, names, mark)]
     trains = [place for place, name, _ in raw_stages(source) if _trains(name)]
     if not trains:
         raise UserError("E109", "no stage of this pipeline trains", "Set the key of another stage", mark)
-    return [_path_of(source, f"{ids[place]}.{own}", mark) for place in trains]
+    return [_path_of(source, [ids[place], *names[1:]], mark) for place in trains]
 
 
 def _trains(name: str) -> bool:
     return name in stage_table.STAGE_NAMES and load_stage(name).trains
 
 
-def _path_of(source: YamlSource, key: str, mark: str) -> KeyPath:
+def _path_of(source: YamlSource, names: list[str], mark: str) -> KeyPath:
     """Path of a key such as tune.rank, whose parent is created where it is missing. Raises UserError E109."""
-    path, remaining = _start_of(source, key.split("."), mark)
+    path, remaining = _start_of(source, names, mark)
     for part in remaining[:-1]:
         path = _step(source, path, part, mark)
     if remaining:
@@ -139,7 +156,7 @@ def _start_of(source: YamlSource, parts: list[str], mark: str) -> tuple[KeyPath,
         return (first,), parts[1:]
     if first not in ids:
         keys = [*ids, *(key for key in PipelineFile.model_fields if key != "stages")]
-        raise UserError("E109", f"neither a stage nor a key is called '{first}'", nearest(first, keys, "There are"), mark)
+        raise UserError("E109", f"neither a stage nor a key is called '{first}'", _advice(first, keys), mark)
     place = ids[first]
     if len(parts) == 1:
         raise UserError("E109", f"'{first}' is a whole stage", f"Set one of its keys: {first}.KEY=VALUE", mark)
@@ -160,7 +177,13 @@ def _step(source: YamlSource, path: KeyPath, part: str, mark: str) -> KeyPath:
     if part in places:
         return (*path, places[part])
     keys = list(value) if isinstance(value, dict) else list(places)
-    raise UserError("E109", f"no '{part}' in '{dotted(path)}'", nearest(part, keys, "There are"), mark)
+    raise UserError("E109", f"no '{part}' in '{dotted(path)}'", _advice(part, keys), mark)
+
+
+def _advice(name: str, names: Sequence[str]) -> str:
+    """What to write in place of an unknown name: one with a dot, of which it is the start, in quotes."""
+    longer = next((other for other in names if other.startswith(f"{name}.")), None)
+    return nearest(name, names, "There are") if longer is None else f'Write a name with a dot in double quotes: "{longer}"'
 
 
 def _from_here(path: KeyPath, value: Any) -> Any:

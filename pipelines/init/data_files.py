@@ -7,7 +7,7 @@ import io
 import os
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,11 +34,13 @@ NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 @dataclass(frozen=True)
 class DataTable:
-    """One data file: its rows, column by column. `copy` is the reason why a pipeline needs a copy of it in another form."""
+    """One data file: its rows, column by column, and the line of each (of Parquet its number). `copy` is the reason why a
+    pipeline needs a copy of it in another form."""
 
     path: Path
     rows: Sequence[dict[str, Any]]
     copy: str = ""
+    lines: Sequence[int] = ()
 
     @property
     def columns(self) -> list[str]:
@@ -133,27 +135,38 @@ def read_table(path: Path) -> DataTable:
     """
     kind = ending(path)
     if kind in (".tsv", ".csv", ".txt") and os.path.isfile(path):
-        fields = _fields(path)
+        numbered = _fields(path)
+        lines, fields = [line for line, _ in numbered], [row for _, row in numbered]
         if kind == ".txt" and fields and BETWEEN in fields[0][0]:
-            return DataTable(path, _prompts(fields, path), f"lines of prompt{BETWEEN}target")
+            return DataTable(path, _prompts(fields, path), f"lines of prompt{BETWEEN}target", lines)
         if kind != ".txt" and len(fields) > 1 and not is_header(fields):
-            return DataTable(path, _unnamed(fields, path), "no header line")
-    rows = [row for _, row in read_rows(path)]
+            return DataTable(path, _unnamed(fields, path), "no header line", lines)
+    rows = read_rows(path)
     if not rows:
         raise UserError("E204", "the file has no rows", "Give at least one row", str(path))
-    return DataTable(path, rows)
+    return DataTable(path, [row for _, row in rows], lines=[line for line, _ in rows])
 
 
-def _fields(path: Path) -> list[list[str]]:
-    """Every non-empty line, split into fields, without further checks. Raises UserError E201, E203, E215."""
+def _fields(path: Path) -> list[tuple[int, list[str]]]:
+    """Every line that is not empty, with its number, split into fields without further checks. Raises UserError E201, E203,
+    E215."""
     text = data_text(path)
     if ending(path) == ".csv":
         try:
-            return [fields for fields in csv.reader(io.StringIO(text, newline="")) if fields]
+            return list(_csv_fields(text))
         except csv.Error:
             return []  # the next reader reports what is wrong, and where
-    lines = [line for line in text.replace("\r\n", "\n").split("\n") if line.strip()]
-    return [line.split("\t") if ending(path) == ".tsv" else [line] for line in lines]
+    lines = [(number, line) for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), start=1) if line.strip()]
+    return [(number, line.split("\t") if ending(path) == ".tsv" else [line]) for number, line in lines]
+
+
+def _csv_fields(text: str) -> Iterator[tuple[int, list[str]]]:
+    """The rows of CSV that are not empty, with the number of the first line of each. Raises csv.Error."""
+    reader, first = csv.reader(io.StringIO(text, newline="")), 1
+    for fields in reader:
+        if fields:
+            yield first, fields
+        first = reader.line_num + 1
 
 
 def is_header(fields: Sequence[Sequence[str]]) -> bool:
@@ -190,19 +203,29 @@ def _prompts(fields: Sequence[Sequence[str]], path: Path) -> list[dict[str, str]
     return [dict(zip(("prompt", "target"), line.split(BETWEEN), strict=True)) for (line,) in fields]
 
 
-def split_rows(table: DataTable, share: float, label: str | None) -> tuple[DataTable, DataTable]:
+def split_rows(table: DataTable, share: float, label: str | None, together: str | None = None) -> tuple[DataTable, DataTable]:
     """(training rows, validation rows): a random share of each class where `label` names the column of classes, the same every
-    time. Every class keeps a training row. Raises UserError E130 if a side would be empty."""
-    groups: dict[object, list[int]] = {}
-    for number, value in enumerate(table.values(label) if label else [None] * len(table.rows)):
-        groups.setdefault(str(value), []).append(number)
+    time. Every class keeps a training row. Rows with equal values of the column `together` stay on one side: the references of
+    a prompt, which would otherwise be validated with a prompt that was trained on. Raises UserError E130 if a side would be
+    empty."""
+    units: dict[object, list[int]] = {}
+    for number, value in enumerate(table.values(together) if together else range(len(table.rows))):
+        units.setdefault(str(value).strip(), []).append(number)
+    classes, groups = table.values(label) if label else [None] * len(table.rows), {}
+    for numbers in units.values():
+        groups.setdefault(str(classes[numbers[0]]), []).append(numbers)
     draw, chosen = random.Random(0), set()
-    for numbers in groups.values():
-        chosen |= set(draw.sample(numbers, min(round(share * len(numbers)), len(numbers) - 1)))
+    for members in groups.values():
+        drawn = draw.sample(members, min(round(share * len(members)), len(members) - 1))
+        chosen |= {number for numbers in drawn for number in numbers}
+    noun = "prompt" if together else "row"
     if not chosen:
-        what = f"a share of {share:g} of {len(table.rows)} rows is no row"
+        what = f"a share of {share:g} of {len(units)} {noun}s is no {noun}"
         raise UserError("E130", what, "Give a larger --split, or a --validation file", str(table.path))
-    why = f"{share:.0%} of the rows are set apart to validate"
-    sides = ([row for number, row in enumerate(table.rows) if (number in chosen) == drawn] for drawn in (False, True))
-    train, validation = (DataTable(table.path, rows, why) for rows in sides)
+    why = f"{share:.0%} of the {noun}s are set apart to validate"
+    sides = ([number for number in range(len(table.rows)) if (number in chosen) == drawn] for drawn in (False, True))
+    train, validation = (
+        DataTable(table.path, [table.rows[number] for number in side], why, [table.lines[number] for number in side])
+        for side in sides
+    )
     return train, validation

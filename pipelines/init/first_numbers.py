@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from compressor.account import Plan
@@ -13,7 +14,7 @@ from compressor.models.normalized import normalized
 from compressor.processor import default_threads, processor
 from compressor.tasks import GENERATED, Subset, TaskConfig
 from compressor.tasks.features import tokens_of
-from compressor.tasks.reading import TaskData
+from compressor.tasks.rows import Split
 from compressor.tasks.task_kind import kind_of
 from pipelines.init import defaults
 from pipelines.init.first_pipeline import Facts
@@ -28,35 +29,34 @@ FIXED_SECONDS = 100
 """Imports, tracing, exports, the live server and the benchmark of a small model."""
 
 
-def max_length(read: TaskData, task: TaskConfig, folder: Path) -> tuple[int, float, str]:
-    """(max_length, mean tokens of a row, reason): no row is cut where that is not allowed, else at most one in 100.
+def max_length(splits: Mapping[str, Split], task: TaskConfig, folder: Path) -> tuple[int, float, str]:
+    """(max_length, mean tokens of a row, reason): nothing is cut off where a row would be refused for it, else at most one row
+    in 100. `splits` are the rows by file: train, validation, those that are only scored.
 
     Raises UserError E213 if rows that may not be truncated are longer than the model's positions.
     """
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     most = row_of(config["model_type"]).most_tokens(config) or 8192
-    lengths = token_counts(read, task, folder)
-    uncut = not kind_of(task.kind).truncates
-    longest = max(lengths["train"] + lengths["validation"]) if uncut else max(lengths["train"])
-    if uncut and longest > most:
-        what = f"the longest row has {longest} tokens, and the model has positions for {most}"
-        raise UserError("E213", what, "Split such rows or drop them: here nothing may be cut off", str(task.train))
+    tokenizer, kind = tokenizer_of(folder), kind_of(task.kind)
+    lengths = {role: tokens_of(tokenizer, split, kind.continues) for role, split in splits.items()}
+    uncut = not kind.truncates
+    needed = lengths if uncut else {role: kind.least_tokens(tokenizer, split) for role, split in splits.items()}
+    least = max((count for counts in needed.values() for count in counts), default=0)
+    if least > most:
+        what = f"the longest row has {least} tokens" if uncut else f"the marked spans of a row need {least} tokens"
+        fix = "Split such rows or drop them: here nothing may be cut off"
+        raise UserError("E213", f"{what}, and the model has positions for {most}", fix, str(task.train))
     counts = sorted(lengths["train"])
-    target = longest if uncut else counts[min(int(0.99 * len(counts)), len(counts) - 1)]
-    length = min(max(-(-target // 8) * 8, 16), most)
+    usual = counts[min(int(0.99 * len(counts)), len(counts) - 1)]
+    length = min(max(-(-max(usual, least) // 8) * 8, 16), most)
     if uncut:
-        why = f"the longest row has {longest}, and nothing may be cut off"
+        why = f"the longest row has {least}, and nothing may be cut off"
     else:
         cut = sum(count > length for count in counts) / len(counts)
-        why = f"99 of 100 training rows have at most {target}, the longest {longest}; more are cut off ({cut:.1%} of the rows)"
+        marks = f"; the marked spans of a row need {least}" if least > usual else ""
+        why = f"99 of 100 training rows have at most {usual}, the longest {counts[-1]}{marks}; more are cut off"
+        why += f" ({cut:.1%} of the rows)"
     return length, sum(min(count, length) for count in counts) / len(counts), why
-
-
-def token_counts(read: TaskData, task: TaskConfig, folder: Path) -> dict[str, list[int]]:
-    """Number of tokens of every row, as they will be read in training."""
-    tokenizer, kind = tokenizer_of(folder), kind_of(task.kind)
-    splits = {"train": read.train, "validation": read.validation}
-    return {role: tokens_of(tokenizer, split, kind.continues) for role, split in splits.items()}
 
 
 def has_places(folder: Path, kind: str) -> bool:

@@ -9,16 +9,17 @@ import re
 import shlex
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
 from compressor.account import Plan
-from compressor.errors import UserError
+from compressor.errors import UserError, UserErrors
 from compressor.models.architectures import row_of
 from compressor.models.hub import config_of, find_folder, resolve
 from compressor.tasks import GENERATED, PACKED, TaskConfig, ending
@@ -108,16 +109,18 @@ def make(options: InitOptions, say: Say = lambda title, text: None) -> Made:
         value = {"kind": guessed.kind, "text": ", ".join(guessed.text), "label": guessed.label}[title]
         say(title, f"{value}: {guessed.why[title]}")
     say("model", options.model or f"{defaults.DEFAULT_MODEL}: the default")
-    with _beside(options.out) as scratch:
+    given: dict[str, DataTable] = {}
+    with _beside(options.out) as scratch, _as_given(options.out, scratch, given):
         tables = {"train": train, "validation": validation, **({"test": test} if test else {})}
         paths = {role: _placed(table, role, name, options.out, scratch) for role, table in tables.items()}
+        given |= {str(paths[role]): table for role, table in tables.items() if table.copy}
         copies = [options.out.parent / path.name for path in paths.values() if path.parent == scratch]
         task, read = _task(guessed, paths)
         splits = {"train": read.train, "validation": read.validation, **read_tests(task, read.label_names)}
         rows = {role: len(split.labels) for role, split in splits.items()}
         for role, table in tables.items():
             say(role, f"{rows[role]:,} rows of {table.path}" + (f" ({table.copy})" if table.copy else ""))
-        length, mean, why_length = max_length(read, task, model)
+        length, mean, why_length = max_length(splits, task, model)
         say("max_length", f"{length}: {why_length}")
         kept = kept_share(options.rows, rows["train"])
         if kept:
@@ -151,7 +154,9 @@ def _read(options: InitOptions, files: Files) -> tuple[DataTable, DataTable, Gue
     text = (",".join(options.text),) if ",".join(options.text) in train.columns else options.text
     guessed = guess(train, text, options.label, options.kind)
     if options.split:
-        train, validation = split_rows(train, options.split, guessed.label if guessed.kind == "classification" else None)
+        label = guessed.label if guessed.kind == "classification" else None
+        prompt = guessed.text[0] if guessed.kind in GENERATED else None
+        train, validation = split_rows(train, options.split, label, prompt)
         return train, validation, guessed
     validation = read_table(files.validation or files.test)
     if files.validation is None and not labelled(validation, guessed, train):
@@ -212,6 +217,35 @@ def _beside(out: Path) -> Iterator[Path]:
         raise UserError(code, f"cannot be written ({error.strerror})", fix, str(out)) from None
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextmanager
+def _as_given(out: Path, scratch: Path, copies: Mapping[str, DataTable]) -> Iterator[None]:
+    """Context in which faults in `copies` (tables by the path of the copy) name the user's file and its line, and those in the
+    new pipeline file its place: nothing in `scratch` is there any more when they are read."""
+    try:
+        yield
+    except UserError as error:
+        faults = error.errors if isinstance(error, UserErrors) else [error]
+        raise UserErrors([_named_as_given(fault, out, scratch, copies) for fault in faults]) from None
+
+
+def _named_as_given(fault: UserError, out: Path, scratch: Path, copies: Mapping[str, DataTable]) -> UserError:
+    texts = {name: getattr(fault, name) for name in ("what", "fix", "where")}
+    for copy, table in copies.items():
+        if fault.where.startswith(f"{copy}:"):  # the lines that it names are those of the copy
+            texts["what"] = re.sub(
+                r"\bline ([0-9]+)", lambda found, lines=table.lines: f"line {lines[int(found[1]) - 1]}", fault.what
+            )
+        pattern = re.compile(rf"{re.escape(copy)}(?::([0-9]+))?")
+        texts = {name: pattern.sub(partial(_place_in, table), text) for name, text in texts.items()}
+    folder = f"{out.parent}/" if out.parent != Path() else ""
+    return UserError(fault.code, **{name: text.replace(f"{scratch}/", folder) for name, text in texts.items()})
+
+
+def _place_in(table: DataTable, found: re.Match[str]) -> str:
+    """A place in the copy of a table, as one in the table's own file."""
+    return str(table.path) if found[1] is None else f"{table.path}:{table.lines[int(found[1]) - 1]}"
 
 
 def _placed(table: DataTable, role: str, name: str, out: Path, scratch: Path) -> Path:

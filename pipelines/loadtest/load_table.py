@@ -56,12 +56,13 @@ def answer_notes(levels: list[Record]) -> list[str]:
     counts = {
         key: sum(level["answers"][key] for level in levels) for key in ("answers", "near", "wrong", "changed", "unchecked")
     }
-    worst = max(level["answers"]["max_difference"] for level in levels)
+    differences = [level["answers"]["max_difference"] for level in levels]
+    worst = "not finite" if None in differences else significant(max(differences))
     if not counts["near"] + counts["wrong"] + counts["changed"]:
-        lines = [f"answers: all {counts['answers']:,} as for a row that comes alone (largest difference {significant(worst)})"]
+        lines = [f"answers: all {counts['answers']:,} as for a row that comes alone (largest difference {worst})"]
     else:
         parts = [f"{counts[key]:,} {key}" for key in ("near", "changed", "wrong") if counts[key]]
-        lines = [f"answers: of {counts['answers']:,}, {', '.join(parts)}; largest difference {significant(worst)}"]
+        lines = [f"answers: of {counts['answers']:,}, {', '.join(parts)}; largest difference {worst}"]
     return lines + ([f"answers not compared, for memory: {counts['unchecked']:,}"] if counts["unchecked"] else [])
 
 

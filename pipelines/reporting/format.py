@@ -9,9 +9,9 @@ GAIN = 0.03
 """A factor within 3 % of 1 is not a gain: comparing a runtime with itself may differ by as much."""
 
 
-def significant(value: float, digits: int = 3) -> str:
-    """Three significant digits: 1234.5 -> '1,230', 0.38123 -> '0.381', 1.43e-6 -> '1.43e-6'; 'not finite' for inf and NaN."""
-    if not math.isfinite(value):
+def significant(value: float | None, digits: int = 3) -> str:
+    """Three significant digits: 1234.5 -> '1,230', 0.38123 -> '0.381', 1.43e-6 -> '1.43e-6'; 'not finite' for NaN, None."""
+    if value is None or not math.isfinite(value):
         return "not finite"
     if value == 0:
         return "0"

@@ -269,7 +269,7 @@ def parity(report: Record) -> ReportTable:
 
 def distance(row: Record) -> str:
     """Output distance as a multiple of that of rounding alone: '1.02 ×'; '' where there is none."""
-    return factor(row["distance"] / row["rounding"]) if row.get("rounding") else ""
+    return factor(row["distance"] / row["rounding"]) if row.get("distance") is not None and row.get("rounding") else ""
 
 
 def variants(report: Record) -> ReportTable:

@@ -11,7 +11,8 @@ from pipelines.file.config import command_of
 from pipelines.file.overrides import TRAININGS
 from pipelines.reporting.figures import COMPRESSED, DENSE, Figure, layout
 from pipelines.sweeps.search_trials import score_of
-from pipelines.sweeps.sweep_trials import SweepPlan, SweepTrial, short_keys, shown_value
+from pipelines.sweeps.sweep_trials import SweepPlan, SweepTrial, short_keys
+from pipelines.sweeps.table_file import shown_value
 from pipelines.sweeps.trial_run import TrialOutcome
 
 

@@ -20,12 +20,13 @@ from pipelines.engine.invocation import Stopped, stopping
 from pipelines.engine.preflight import check_folder, check_inputs
 from pipelines.engine.stage import NAME_PATTERN
 from pipelines.engine.store import Locked, lock
-from pipelines.file.config import load_pipeline
+from pipelines.file.config import Pipeline, load_pipeline
 from pipelines.sweeps.search_summary import summarize_search
 from pipelines.sweeps.search_trials import SearchTrials
 from pipelines.sweeps.sweep_files import FILES, write_files
+from pipelines.sweeps.sweep_preview import TrialPreview, preview
 from pipelines.sweeps.sweep_summary import SweepResult, summarize
-from pipelines.sweeps.sweep_trials import SweepPlan
+from pipelines.sweeps.sweep_trials import SweepPlan, SweepTrial
 from pipelines.sweeps.trial_board import TrialBoard, counts_of
 from pipelines.sweeps.trial_events import Engine, Jobs, in_turn
 from pipelines.sweeps.trial_jobs import JobMaker, last_model, measured
@@ -53,20 +54,8 @@ def sweep(
     E115 and E123 (invalid plan), E111 (unknown stage id), E1xx, E2xx, E3xx, E801, E802 (this sweep is running), what the engine
     raises; UserErrors when every trial failed by a mistake of the user.
     """
-    plan.check()
-    pipeline = load_pipeline(path, overrides, plan.first, plan.data)
-    trials = plan.probes(pipeline) if plan.search else plan.trials(pipeline)
-    stages = (END,) if plan.grid.named and stage is None else measured(pipeline, until or last_model(pipeline), stage)
-    if name is not None and not re.fullmatch(NAME_PATTERN, name):
-        fix = "Use letters, digits, '_', '-' and '.', a letter or digit first"
-        raise UserError("E115", f"a sweep cannot be called {name!r:.100}", fix)
-    folder = out / (name or f"{pipeline.name}-sweep")
-    check_inputs(pipeline)
-    common = TrialJob("", pipeline, out.absolute(), until or "", stages)
-    make = JobMaker(path, plan, overrides, folder.name, common, [pipeline.all_tasks])
-    for trial in trials:
-        check_folder(out, f"{folder.name}/{trial.name}")
-    jobs = [make(trial) for trial in trials]
+    folder, pipeline, trials, make = _checked(path, plan, out, name, overrides, until, stage)
+    stages, jobs = make.common.stages, [make(trial) for trial in trials]
     with _held(folder):
         for file in FILES:  # left by an earlier sweep
             (folder / file).unlink(missing_ok=True)
@@ -83,6 +72,51 @@ def sweep(
         facts = {"pipeline": pipeline.name, "model": pipeline.model, "set": list(overrides), "until": jobs[0].until}
         write_files(result, facts, plan, trials)
     return replace(result, counts=counts_of(list(outcomes.values())))
+
+
+def preview_sweep(
+    path: Path,
+    plan: SweepPlan,
+    out: Path,
+    *,
+    name: str | None = None,
+    overrides: Sequence[str] = (),
+    until: str | None = None,
+    stage: str | None = None,
+) -> list[TrialPreview]:
+    """What `sweep` would run and reuse for every trial. Writes nothing. Raises the same errors as it does before it runs, and
+    UserError E115 for a search, whose trials follow from results."""
+    if plan.search is not None:
+        what = "--dry-run: the trials of a search are chosen by the results of those before"
+        raise UserError("E115", what, "Leave --search out to see every combination, or --dry-run to run it")
+    _, _, trials, make = _checked(path, plan, out, name, overrides, until, stage)
+    return [preview(make(trial)) for trial in trials]
+
+
+def _checked(
+    path: Path,
+    plan: SweepPlan,
+    out: Path,
+    name: str | None,
+    overrides: Sequence[str],
+    until: str | None,
+    stage: str | None,
+) -> tuple[Path, Pipeline, list[SweepTrial], JobMaker]:
+    """(folder of the sweep, pipeline with the first values, trials, what makes their jobs), validated but for each trial's own
+    data."""
+    plan.check()
+    pipeline = load_pipeline(path, overrides, plan.first, plan.data)
+    trials = plan.probes(pipeline) if plan.search else plan.trials(pipeline)
+    stages = (END,) if plan.grid.named and stage is None else measured(pipeline, until or last_model(pipeline), stage)
+    if name is not None and not re.fullmatch(NAME_PATTERN, name):
+        fix = "Use letters, digits, '_', '-' and '.', a letter or digit first"
+        raise UserError("E115", f"a sweep cannot be called {name!r:.100}", fix)
+    folder = out / (name or f"{pipeline.name}-sweep")
+    check_inputs(pipeline)
+    for trial in trials:
+        check_folder(out, f"{folder.name}/{trial.name}")
+    common = TrialJob("", pipeline, out.absolute(), until or "", stages)
+    return folder, pipeline, trials, JobMaker(path, plan, overrides, folder.name, common, [pipeline.all_tasks])
 
 
 def _run(jobs: Jobs, engine: Engine, board: TrialBoard, search: SearchTrials | None) -> dict[str, TrialOutcome]:

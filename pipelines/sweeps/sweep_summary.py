@@ -11,7 +11,8 @@ from typing import Any
 from compressor.errors import CompressError
 from pipelines.sweeps.search_summary import SearchSummary
 from pipelines.sweeps.significance import PairedDifference, paired_difference
-from pipelines.sweeps.sweep_trials import SweepPlan, SweepTrial, short_keys, shown_value
+from pipelines.sweeps.sweep_trials import SweepPlan, SweepTrial, short_keys
+from pipelines.sweeps.table_file import shown_value
 from pipelines.sweeps.trial_run import TrialOutcome
 
 OUT_OF_REACH = "E520"

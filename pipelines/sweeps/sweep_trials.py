@@ -13,10 +13,10 @@ from typing import Any
 
 from compressor.errors import UserError
 from pipelines.file.config import Pipeline
-from pipelines.file.overrides import Preset
+from pipelines.file.overrides import Preset, join_key, split_key
 from pipelines.file.yaml_source import parse
 from pipelines.sweeps.search_ranges import Range, read_range
-from pipelines.sweeps.table_file import Axes, Grid, read_grid, require_once
+from pipelines.sweeps.table_file import Axes, Grid, read_grid, require_once, shown_value
 
 SHARE = 0.9
 """Share of the training rows in each random subset, as in the SAM paper (Fu et al., 2023, tables 1 and 2)."""
@@ -158,7 +158,7 @@ class SweepPlan:
                     "E115", "the pipeline trains on a subset already", "Remove the key: the sweep draws its own", where
                 )
         share = self.share or SHARE
-        keys = [".".join(map(str, (*path, "subset"))) for path in pipeline.all_tasks]
+        keys = [join_key((*path, "subset")) for path in pipeline.all_tasks]
         return [(f"subset-{seed}", {key: {"share": share, "seed": seed} for key in keys}) for seed in range(self.subsets)]
 
 
@@ -214,13 +214,8 @@ def _check_search(grid: Grid, trials: int) -> None:
 
 def short_keys(keys: Sequence[str]) -> dict[str, str]:
     """Each key -> its last part, or the whole key where two of them end alike."""
-    last = [key.rpartition(".")[2] for key in keys]
+    last = [(split_key(key) or [key])[-1] for key in keys]
     return {key: part if last.count(part) == 1 else key for key, part in zip(keys, last, strict=True)}
-
-
-def shown_value(value: Any) -> str:
-    """A value as a cell of a table: text as it is, everything else as JSON."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _plain(value: Any) -> str:

@@ -6,6 +6,7 @@ to the keys that each sets.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -118,7 +119,17 @@ def _axes(source: YamlSource, path: KeyPath) -> tuple[Axes, Named]:
     return axes, named
 
 
+def shown_value(value: Any) -> str:
+    """A value as a cell of a table: text as it is, everything else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
 def require_once(values: list[Any], where: str) -> None:
-    """Raise UserError E115 for a value that appears twice."""
+    """Raise UserError E115 for a value that appears twice, and for two that a table would show alike, such as 8 and '8'."""
     if any(values.count(value) > 1 for value in values):
         raise UserError("E115", f"{where}: a value appears twice", "Write each value once")
+    cells = [shown_value(value) for value in values]
+    alike = [value for value, cell in zip(values, cells, strict=True) if cells.count(cell) > 1]
+    if alike:
+        what = f"{where}: {alike[0]!r:.60} and {alike[1]!r:.60} are written alike in a table"
+        raise UserError("E115", what, "Keep one of the two, the number or the text")

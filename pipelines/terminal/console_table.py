@@ -31,13 +31,13 @@ def parity_cells(stage: str, record: Mapping[str, Any]) -> tuple[str, ...]:
     edges = interval if isinstance(interval, list | tuple) else ()
     return (
         f"{stage}: {record.get('hop', '')}",
-        _figure(record.get("rows"), "d"),
-        _figure(record.get("max_difference"), ".1e"),
-        _figure(record.get("mean_difference"), ".1e"),
-        _figure(record.get("agreement"), ".1%"),
-        " > ".join(filter(None, (_figure(side, ".1f", 100) for side in sides))),
-        " to ".join(filter(None, (_figure(edge, "+.1f", 100) for edge in edges))),
-        _figure(record.get("worst_row"), "d"),
+        figure(record.get("rows"), "d"),
+        figure(record.get("max_difference"), ".1e"),
+        figure(record.get("mean_difference"), ".1e"),
+        figure(record.get("agreement"), ".1%"),
+        " > ".join(filter(None, (figure(side, ".1f", 100) for side in sides))),
+        " to ".join(filter(None, (figure(edge, "+.1f", 100) for edge in edges))),
+        figure(record.get("worst_row"), "d"),
         _verdict(record),
     )
 
@@ -50,6 +50,7 @@ def _verdict(record: Mapping[str, Any]) -> str:
     return "FAILED" if not record["passed"] and verdict in (None, "refused") else str(verdict or "passed")
 
 
-def _figure(value: Any, form: str, times: int = 1) -> str:
+def figure(value: Any, form: str, times: int = 1) -> str:
+    """A number in a format of Python's, times `times`; '' for anything else."""
     kinds = int if form == "d" else int | float
     return format(value * times, form) if isinstance(value, kinds) and not isinstance(value, bool) else ""

@@ -23,6 +23,14 @@ def read_facts(version):
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
+def cut_end(tokenizer, folder):
+    """The end of a long text that is cut off, "left" or "right", as in training: what transformers reads in the tokenizer's
+    `folder`."""
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return settings.get("truncation_side") or (tokenizer.truncation or {}).get("direction", "right").lower()
+
+
 class Door:
     """Checks arrays of tokens, {input name: array}, against what a version of a model can compute (its serving.json)."""
 

@@ -11,7 +11,7 @@ from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
-from door import TASK_NUMBER, Refused
+from door import TASK_NUMBER, Refused, cut_end
 from sub_batches import sub_batches
 from text_answers import FORMATS
 from text_tasks import task_number
@@ -134,6 +134,8 @@ class TextModel:
 
         It ends before a space: no token there depends on what follows.
         """
+        if self.tokenizer.truncation["direction"] == "left":  # the end of the text is what is read
+            return text
         end = self.facts["max_length"] * CHARACTERS
         space = SPACE.search(text, end, 2 * end)
         if space is None or not self.tokenizer.encode(text[: space.start()]).overflowing:
@@ -164,9 +166,10 @@ def forgotten(error):
 def open_tokenizer(path, facts):
     """The tokenizer of a version: it truncates at `max_length`, pads nothing, and reads special tokens in a text as text."""
     tokenizer = Tokenizer.from_file(str(path))
+    end = cut_end(tokenizer, path.parent)
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    tokenizer.enable_truncation(facts["max_length"])
+    tokenizer.enable_truncation(facts["max_length"], direction=end)
     tokenizer.encode_special_tokens = True
     return tokenizer
 

@@ -13,6 +13,7 @@ from tritonclient.utils import triton_to_np_dtype
 from compressor.errors import UserError
 from compressor.tasks import KINDS
 from compressor.tasks.task_kind import TaskKind, kind_of
+from serving.backends.door import cut_end
 from serving.client import Client
 from serving.clients.by_choice import KIND as CHOICES
 from serving.clients.text_bytes import Text, as_utf8
@@ -106,9 +107,10 @@ def load_tokenizer(folder: Path, facts: VersionFacts) -> Tokenizer:
     if tokenizer_sha256(folder) != facts.tokenizer_sha256:
         raise UserError("E714", "this is not the tokenizer that the model was deployed with", fix, str(folder))
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    end = cut_end(tokenizer, folder)
     tokenizer.no_truncation()
     tokenizer.enable_padding(pad_id=facts.pad_id, pad_token=tokenizer.id_to_token(facts.pad_id) or "")
-    tokenizer.enable_truncation(facts.max_length)
+    tokenizer.enable_truncation(facts.max_length, direction=end)
     tokenizer.encode_special_tokens = True
     return tokenizer
 

@@ -75,10 +75,11 @@ class Source:
 
 @dataclass(frozen=True)
 class Published:
-    """A model's versions after a deployment; `fresh` is false where this very version was there already."""
+    """A model's versions after a deployment; `fresh` is false where this very version was there already. After one is taken
+    back, `version` is that which serves: None where the model is gone."""
 
     model: str
-    version: int
+    version: int | None
     before: int | None
     fresh: bool
     ms: float | None = None
@@ -99,6 +100,7 @@ def deploy(repository: Path, target: Target, control: Control | None, options: O
     if control is not None:
         control.require_live()
     with target.locked():
+        _recover([source.name for source in sources], target, control, options)
         timed = {source.name: _tried(source, answers[source.name], target, control, options) for source in sources}
         done: list[Published] = []
         try:
@@ -109,8 +111,11 @@ def deploy(repository: Path, target: Target, control: Control | None, options: O
                     target.set_beside(source.name, source.beside)
                 if control is not None:
                     _loaded(published, answers[source.name], control)
-                    target.mark_proven(published.model, published.version)
+                    target.mark(published.model, published.version, proven=True)
                 options.say(_told(published, loaded=control is not None))
+            for published in done:
+                if published.fresh:
+                    target.mark(published.model, published.version, finished=True)
         except BaseException:
             with contextlib.ExitStack() as each:  # the last first, and all of them, whichever fails
                 for published in done:
@@ -121,6 +126,27 @@ def deploy(repository: Path, target: Target, control: Control | None, options: O
     return done
 
 
+def _recover(models: Sequence[str], target: Target, control: Control | None, options: Options) -> list[Published]:
+    """Take back the versions of a deployment that was killed: the files of one may stand beside the config of another."""
+    taken = []
+    for model in models:
+        _drop(f"{model}-{CANDIDATE}", target, control)
+        while (versions := target.versions(model)) and not target.finished(model, versions[-1]):
+            version, before = versions[-1], max(versions[:-1], default=None)
+            _return(model, version, before, target, control)
+            options.say(f"{model}: version {version}, whose deployment was interrupted, is taken back")
+            taken.append(Published(model, before, version, fresh=False))
+    return taken
+
+
+def _drop(candidate: str, target: Target, control: Control | None) -> None:
+    """Remove a candidate that a killed deployment left."""
+    if target.versions(candidate):
+        target.remove(target.path(candidate))
+        if control is not None:
+            _unload(candidate, control)
+
+
 def _tried(
     source: Source, answers: Sequence[Answer], target: Target, control: Control | None, options: Options
 ) -> dict[str, Any]:
@@ -128,7 +154,6 @@ def _tried(
     if control is None or _latest(source, target) is not None:
         return {}
     name = f"{source.name}-{CANDIDATE}"
-    target.remove(target.path(name))
     options.say(f"{source.name}: trying the new version as {name}")
     try:
         target.put(source.version, name, 1, {}, {})
@@ -248,7 +273,15 @@ def _return(model: str, version: int, before: int | None, target: Target, contro
     target.restore(model, before)
     target.remove(target.path(model, version))
     if control is not None:
-        _load(model, control)
+        _load_again(model, before, control)
+
+
+def _load_again(model: str, version: int, control: Control) -> None:
+    try:
+        control.load(model)
+    except Refused as refusal:
+        what = f"'{model}': version {version}, which served before, does not load: {refusal.reason}"
+        raise CheckError("E758", what, "See the server's log, and compress deploy --status") from refusal
 
 
 def _told(published: Published, *, loaded: bool) -> str:
@@ -268,8 +301,14 @@ def _prune(model: str, target: Target, options: Options) -> None:
 
 
 def roll_back(models: Sequence[str], target: Target, control: Control | None, options: Options) -> list[Published]:
-    """Remove the latest version of each model, and serve the one before it. Raises UserError E759 where there is none."""
+    """Remove the latest version of each model and serve the one before it, or only what an interrupted deployment left. Where
+    one model fails, all keep their latest version.
+
+    Raises UserError E759 where there is no earlier version, CheckError E758 where it does not load, UserError E712, E755, E756.
+    """
     with target.locked():
+        if taken := _recover(models, target, control, options):
+            return taken
         plans = []
         for model in models:
             versions = target.versions(model)
@@ -277,15 +316,40 @@ def roll_back(models: Sequence[str], target: Target, control: Control | None, op
                 what = f"'{model}' has no earlier version to return to"
                 raise UserError("E759", what, "Deploy the run that you want instead", target.root)
             plans.append(Published(model, versions[-2], versions[-1], fresh=False))
+        aside: dict[str, str] = {}
+        try:
+            for plan in plans:  # where this is killed, the next deployment goes on with it
+                target.mark(plan.model, plan.before, finished=False)
+            for plan in plans:
+                target.restore(plan.model, plan.version)
+                aside[plan.model] = target.set_aside(plan.model, plan.before)
+            for plan in plans if control is not None else ():
+                _load_again(plan.model, plan.version, control)
+        except BaseException:
+            with contextlib.ExitStack() as each:
+                for plan in plans:
+                    each.callback(_keep, plan, aside.get(plan.model), target, control)
+            raise
         for plan in plans:
-            _return(plan.model, plan.before, plan.version, target, control)
+            target.remove(aside[plan.model])
             options.say(f"{plan.model}: version {plan.before} is removed, version {plan.version} serves")
     return plans
 
 
+def _keep(plan: Published, aside: str | None, target: Target, control: Control | None) -> None:
+    """Undo what was done to return to `plan.version`: `plan.before` serves again."""
+    if aside is not None:
+        target.bring_back(aside, plan.model, plan.before)
+    target.restore(plan.model, plan.before)
+    target.mark(plan.model, plan.before, finished=True)
+    if control is not None and aside is not None:
+        _load_again(plan.model, plan.before, control)
+
+
 @dataclass(frozen=True)
 class State:
-    """One version of a model; `ready` is None where no server was asked."""
+    """One version of a model; `ready` is None where no server was asked, `finished` false while its deployment is at work, or
+    where that was interrupted."""
 
     model: str
     version: int
@@ -293,6 +357,7 @@ class State:
     published: str
     proven: bool
     ready: bool | None
+    finished: bool = True
 
     def to_json(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -306,5 +371,5 @@ def status(target: Target, control: Control | None) -> list[State]:
             record = target.record(model, version)
             ready = None if control is None else control.ready(model, version)
             facts = (record.get("run", "?"), record.get("published", "?"), bool(record.get("proven")))
-            found.append(State(model, version, *facts, ready))
+            found.append(State(model, version, *facts, ready, target.finished(model, version)))
     return found

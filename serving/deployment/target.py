@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import json
 import secrets
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 CONFIG, LOCK = "config.pbtxt", ".deploy.lock"
 BESIDE, RECORD = "published", "published.json"
+STAGED, NEW = ".staged-", ".deploying"
+"""In the names of folders beside the repository, and of files in it, that are about to take their place."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +61,9 @@ class Target:
         return "/".join((self.root, *map(str, parts)))
 
     def models(self) -> list[str]:
-        """Names of the models, sorted."""
-        return sorted(path.rsplit("/", 2)[-2] for path in self.files.glob(self.path("*", CONFIG)))
+        """Names of the models, sorted; also of one whose first version is there, and its config not yet."""
+        named = {path.rsplit("/", 2)[-2] for path in self.files.glob(self.path("*", CONFIG))}
+        return sorted(named | {path.rsplit("/", 3)[-3] for path in self.files.glob(self.path("*", "*", RECORD))})
 
     def versions(self, model: str) -> list[int]:
         """The versions of a model, ascending."""
@@ -73,8 +78,13 @@ class Target:
         path = self.path(model, version, RECORD)
         return json.loads(self.files.cat_file(path)) if self.files.exists(path) else {}
 
-    def mark_proven(self, model: str, version: int) -> None:
-        record = self.record(model, version) | {"proven": True}
+    def finished(self, model: str, version: int) -> bool:
+        """Whether the deployment of a version has ended, as far as its record tells."""
+        return self.record(model, version).get("finished", True)
+
+    def mark(self, model: str, version: int, **facts: bool) -> None:
+        """Change the record of a version."""
+        record = self.record(model, version) | facts
         self._replace(self.path(model, version, RECORD), json.dumps(record, indent=1).encode())
 
     def restore(self, model: str, version: int) -> None:
@@ -88,7 +98,7 @@ class Target:
 
         `beside` are the model's config and the files that it names (path -> content), kept in BESIDE."""
         # beside the repository: a server that polls it would take a folder in it for a model
-        staged = f"{self.root}.staged-{secrets.token_hex(4)}" if self.local else self.path(model, version)
+        staged = f"{self.root}{STAGED}{secrets.token_hex(4)}" if self.local else self.path(model, version)
         try:
             self._upload(source, staged)
             for name, content in beside.items():
@@ -96,10 +106,25 @@ class Target:
             self._write(f"{staged}/{RECORD}", json.dumps(record, indent=1).encode())
             if self.local:
                 self.files.makedirs(self.path(model), exist_ok=True)
-                Path(staged).rename(self.path(model, version))
+                self._move(staged, self.path(model, version))
         except BaseException:
             self.remove(staged)
             raise
+
+    def set_aside(self, model: str, version: int) -> str:
+        """Move a version out of the repository; returns its place, from which `bring_back` moves it in again."""
+        place = f"{self.root}{STAGED}{secrets.token_hex(4)}"
+        self._move(self.path(model, version), place)
+        return place
+
+    def bring_back(self, place: str, model: str, version: int) -> None:
+        self._move(place, self.path(model, version))
+
+    def _move(self, place: str, other: str) -> None:
+        if self.local:
+            Path(place).rename(other)
+        else:
+            self.files.mv(place, other, recursive=True)
 
     def _upload(self, source: Path, staged: str) -> None:
         for path in sorted(path for path in source.rglob("*") if path.is_file()):
@@ -120,9 +145,15 @@ class Target:
         if not self.local:  # one object is replaced at once
             self._write(path, content)
             return
-        temporary = f"{path}.{secrets.token_hex(4)}"
-        self._write(temporary, content)
-        Path(temporary).replace(path)
+        # one deployment at a time: what a killed one left under this name is overwritten, or removed by the next
+        folder, _, name = path.rpartition("/")
+        temporary = Path(folder, f".{name}{NEW}")
+        try:
+            self._write(str(temporary), content)
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
 
     def remove(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -139,9 +170,19 @@ class Target:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise UserError("E756", "another deployment is at work here", "Wait until it has ended", self.root) from error
+            self._clear()
             yield
+
+    def _clear(self) -> None:
+        """Remove what killed deployments left half written; nobody else is at work."""
+        root = Path(self.root)
+        for folder in root.parent.glob(f"{glob.escape(root.name)}{STAGED}*"):
+            shutil.rmtree(folder, ignore_errors=True)
+        for path in root.rglob(f".*{NEW}"):
+            path.unlink(missing_ok=True)
 
 
 def new_record(run: str, sha256: str) -> dict[str, Any]:
-    """RECORD of a version that is published now."""
-    return {"run": run, "sha256": sha256, "published": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "proven": False}
+    """RECORD of a version that is published now: `finished` when all models of the run are."""
+    published = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return {"run": run, "sha256": sha256, "published": published, "proven": False, "finished": False}

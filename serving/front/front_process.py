@@ -30,12 +30,15 @@ class FrontProcess:
         """Raises UserError E701 where the extra is not installed."""
         if missing := [package for package in PACKAGES if importlib.util.find_spec(package) is None]:
             raise UserError("E701", f"the HTTP front needs {missing[0]}", install("front"))
-        self.port, self.log = port, log
-        options = {"--triton": triton, "--port": str(port)} | ({"--keys": str(keys)} if keys else {})
+        self.triton, self.port, self.keys, self.log = triton, port, keys, log
+        self.started: list[float] = []
+
+    @property
+    def command(self) -> list[str]:
+        options = {"--triton": self.triton, "--port": str(self.port)} | ({"--keys": str(self.keys)} if self.keys else {})
         arguments = (part for option in options.items() for part in option)
         # -P: no file of the current folder takes the place of a package
-        self.command = bound_to_us(sys.executable, "-P", "-m", "serving.front", *arguments)
-        self.started: list[float] = []
+        return bound_to_us(sys.executable, "-P", "-m", "serving.front", *arguments)
 
     def start(self) -> None:
         with self.log.open("ab") as log:
@@ -53,6 +56,13 @@ class FrontProcess:
         tell(f"the HTTP front ended (exit status {status}); starting again")
         self.start()
 
+    def follow(self, triton: str) -> None:
+        """Start it again in front of another gRPC endpoint, unless it is there already."""
+        if triton != self.triton:
+            self.triton = triton
+            self._end()
+            self.start()
+
     @contextlib.contextmanager
     def running(self) -> Iterator[FrontProcess]:
         """Context in which it runs; requests in flight are answered at the end."""
@@ -60,9 +70,12 @@ class FrontProcess:
         try:
             yield self
         finally:
-            self.process.terminate()
-            try:
-                self.process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+            self._end()
+
+    def _end(self) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()

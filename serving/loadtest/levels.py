@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from compressor.errors import UserError
+from compressor.json_numbers import without_infinity
 from serving.client import Client, Refusal
 from serving.loadtest.answer_check import check_answers, first_answers, require_recorded
 from serving.loadtest.arrivals import Load
@@ -129,7 +130,7 @@ def measure(fleet: Fleet, target: Target, load: Load, deadline: float | None, ex
         "curve": curve(measured.latencies),
         "server": {**server, **watch.figures(server["requests"])},
         "client": client_figures(records, latencies["p50"]),
-        "answers": asdict(check_answers(expected, records)),
+        "answers": without_infinity(asdict(check_answers(expected, records))),
     }
 
 

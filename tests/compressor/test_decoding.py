@@ -22,7 +22,7 @@ from compressor.tasks.decoding.generate_texts import _limits, generate_texts
 from compressor.tasks.decoding.prompt_items import PromptItem, check_positions
 from compressor.tasks.decoding.text_metrics import TEXT_METRICS
 from compressor.tasks.decoding.text_quality import change, read_statistics, score_texts
-from compressor.tasks.reading import read_task
+from compressor.tasks.reading import check_data, read_task
 from tests.compressor.conftest import tiny
 from tests.tiny import DECODERS, write_model
 
@@ -181,6 +181,8 @@ def test_what_cannot_be_scored_is_told_with_its_rows(tmp_path, monkeypatch):
     unread = task(tmp_path, [*ROWS, ("d", "none"), ("e", ["6", "nothing"])], metrics=["exact_match"], answer="number")
     with pytest.raises(UserError, match=r"E240 .*validation.jsonl:5: .*'none' has no number; such rows: 2 \(lines 5, 6\)"):
         read_task(unread)
+    with pytest.raises(UserError, match=r"E240 .*validation.jsonl:1: .*has no match of '#### \(\.\+\)'; such rows: "):
+        check_data(task(tmp_path, metrics=["exact_match"], answer="#### (.+)"))
     with pytest.raises(UserErrors, match=r"E207 .*train.jsonl:1: column 'target' holds \[\]"):
         read_task(task(tmp_path, [("a", [])]))
     with pytest.raises(UserErrors, match=r"E206 .*train.jsonl:1: column 'prompt' holds None"):

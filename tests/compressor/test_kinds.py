@@ -15,6 +15,7 @@ from compressor.tasks import TaskConfig
 from compressor.tasks.data import read_data, task_tokenizer, tensor_batches, tokenized
 from compressor.tasks.features import length_of, model_rows, predict, tokens_of, torch_forward
 from compressor.tasks.kinds.best_spans import MOST_TOKENS, answer_characters, best_span
+from compressor.tasks.kinds.span_marks import has_read_marks
 from compressor.tasks.kinds.spans import BEGINS, ENDS, MARKS, exact, normalized, word_f1
 from compressor.tasks.predictions import IGNORED, by_row, spread
 from compressor.tasks.reading import read_task
@@ -319,6 +320,16 @@ def test_a_text_is_cut_behind_its_marks_alone(tmp_path, folder):
     assert kind_of("marked").prediction(*read).label == "a"
     with pytest.raises(UserError, match=r"E717 the marked spans of .* lie behind what the model reads"):
         kind_of("marked").prediction(*cut)
+
+
+def test_marks_that_are_cut_off_on_the_left_are_missed(tmp_path, folder):
+    """A tokenizer with truncation_side: left keeps the end of a text."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.enable_truncation(7, direction="left")
+    for text, read in (("it " * 9 + "[ it ]", True), ("[ it ] rained" + " it" * 9, False), ("it " * 9, True)):
+        assert has_read_marks(text, tokenizer.encode(text).offsets) is read
+    two = "[ it ] rained" + " it" * 9 + " { it }"
+    assert not has_read_marks(two, tokenizer.encode(two).offsets), "the second mark is read, and the first is not"
 
 
 # --- several labels ---

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from compressor import digests
+from compressor.digests import mark_of
 from compressor.errors import UserError
 from compressor.tasks import TaskConfig, reading
 from compressor.tasks.reading import read_rows, read_task
@@ -230,6 +232,23 @@ def test_a_split_is_read_once_into_a_file_that_reads_as_any_other(hub, tmp_path)
     assert fetch(wanted) == path and hub.calls == [("owner/name", "config", "train", True)]
     with pytest.raises(UserError, match=r"E207 .*train.jsonl:3: column 'label' holds None"):  # -1 marks a hidden label
         read(fetch(parse("hub:owner/name:config/train", tmp_path)))
+
+
+def test_a_local_folder_is_read_once_by_a_process_and_its_file_stays(hub, tmp_path, monkeypatch):
+    """Each trial of a sweep reads its pipeline while another may be reading the file: a new one would end that one (E807)."""
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "train.jsonl").write_text("the library reads this")
+    hub.answer, wanted = Rows([{"text": "x", "label": 0}]), parse("hub:./set/train", tmp_path)
+    first = mark_of(fetch(wanted))
+    assert mark_of(fetch(wanted)) == first and len(hub.calls) == 2, "written a moment ago, it is read again"
+    monkeypatch.setattr(digests, "SETTLED_NS", -1)
+    for _ in range(2):
+        assert mark_of(fetch(wanted)) == first and len(hub.calls) == 3
+    (tmp_path / "set" / "train.jsonl").write_text("other rows")
+    hub.answer = Rows([{"text": "y", "label": 0}])
+    assert "y" in fetch(wanted).read_text() and len(hub.calls) == 4
+    wanted.path.unlink()
+    assert "y" in fetch(wanted).read_text() and len(hub.calls) == 5 and len(cached(tmp_path)) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The gate: what passes, and above all what must not."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,8 @@ from compressor.tasks.metrics import spearman
 from compressor.tasks.task_kind import kind_of
 from export.parity.bounds import BOUNDS, row_of
 from export.parity.compare import MORE_ROWS, Unlabelled, compare, failure, in_other_batches, require, resolved_loss
+from pipelines.reporting.tables import parity
+from pipelines.terminal.console_table import parity_cells
 
 RNG = np.random.default_rng(0)
 LOGITS = RNG.normal(size=(200, 3)).astype(np.float32)
@@ -70,6 +73,23 @@ def test_every_fault_is_caught(kind, fault):
     with pytest.raises(CheckError, match=r"E610 prune -> export.*row") as caught:
         require(result)
     assert caught.value.exit_code == 3 and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["fp32", "int8"])
+@pytest.mark.parametrize("fault", [nan, infinite])
+def test_the_record_of_outputs_that_are_not_finite_is_json(kind, fault):
+    """Python alone reads `Infinity`; the tables show that there is no number."""
+    broken = LOGITS.copy()
+    fault(broken)
+    record = compare("quantize", kind, LOGITS, broken, LABELS).to_json()
+    text = json.dumps(record, allow_nan=False)
+    assert json.loads(text) == record and record["max_difference"] is None and record["mean_difference"] is None
+    shown = parity_cells("export", json.loads(text))
+    assert (shown[0], shown[2], shown[-1]) == ("export: quantize", "", "FAILED")
+    report = {"parity": [{**record, "stage": "export"}], "metric": {"agreement": "labels", "title": "accuracy", "unit": " %"}}
+    assert parity(report).rows[0][3] == "not finite"
+    constant_reference = compare("quantize", "int8", 0 * LOGITS, LOGITS, LABELS, unlabelled=Unlabelled(rounded=LOGITS))
+    json.dumps(constant_reference.to_json(), allow_nan=False)
 
 
 @pytest.mark.parametrize("fault", [nan, infinite, swapped_columns, constant])

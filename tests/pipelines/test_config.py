@@ -96,6 +96,20 @@ def test_a_name_of_digits_is_a_key_and_no_place(write, tmp_path):
     assert {name: file.name for name, file in task.test.items()} == {"2019": "new.tsv", "2020": "b.tsv", "2021": "c.tsv"}
 
 
+def test_a_name_with_a_dot_stands_in_quotes(write, tmp_path):
+    path = write()
+    path.write_text(path.read_text().replace("text:", "test: {a.b: old.tsv}, text:"))
+    task = load_pipeline(path, [f'task.test."a.b"={tmp_path}/new.tsv', f'task.test."c.d"={tmp_path}/c.tsv']).task
+    assert {name: file.name for name, file in task.test.items()} == {"a.b": "new.tsv", "c.d": "c.tsv"}
+    for key in ("task.test.a.b", "task.test.a.b.x"):
+        with pytest.raises(UserError, match=r"E109 .*no 'a' in 'task.test'. Write .* in double quotes: \"a.b\""):
+            load_pipeline(path, [f"{key}=x.tsv"])
+    stages = ["tune.id=tune.2", '"tune.2".rank=3', "trainings.epochs=4"]
+    assert config(path, "tune.2", *stages).rank == 3 and config(path, "tune.2", *stages).epochs == 4
+    with pytest.raises(UserError, match=r'E109 --set "a.b=1: not KEY=VALUE. .*double quotes: tasks."a.b".max_length=64'):
+        load_pipeline(path, ['"a.b=1'])
+
+
 @pytest.mark.parametrize(
     ("override", "says"),
     [

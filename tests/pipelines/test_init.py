@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from compressor.errors import UserError
 from compressor.tasks import KINDS as KINDS_OF_TASKS
+from compressor.tasks.data import read_data
 from pipelines.engine.preflight import check_inputs, make_plan
 from pipelines.file.config import load_pipeline
 from pipelines.file.yaml_source import parse, read_yaml
@@ -414,6 +415,39 @@ def test_one_file_needs_a_second_or_a_split(ask, data, tmp_path):
     assert ask("--split", 0.1, "--validation", data / "my reviews.tsv", "--force")[2].startswith("E130 --split and")
 
 
+def test_faults_in_a_copy_name_the_users_file_and_line(ask, data, tmp_path):
+    """What is split, or has no header, is read from a copy in a scratch folder, which is gone when the message is read."""
+    lines = [f'"the film\nnumber {n}",{"yes" if n % 2 else "no"}' for n in range(20)]
+    lines[13] = '" ",yes'
+    table = write(tmp_path / "one", reviews__csv="\n".join(["sentence,label", *lines]) + "\n") / "reviews.csv"
+    code, _, error = ask("--split", 0.25, file=table)
+    assert code == 2 and error.startswith(f"E206 {table}:28: ") and ".init-" not in error, error
+    rows = [json.dumps({"sentence": f"the film {n}", "label": 1 if n == 7 else "yes" if n % 2 else "no"}) for n in range(20)]
+    table = write(tmp_path / "two", reviews__jsonl="\n".join(rows) + "\n") / "reviews.jsonl"
+    code, _, error = ask("--split", 0.25, "--label", "label", "--kind", "classification", file=table)
+    assert code == 2 and error.startswith(f"E235 {table}:8: ") and "where line 1 holds" in error, error
+    for name in ("train", "dev"):
+        (data / f"{name}.tsv").write_text("".join(f"s{n}\t{n % 2}\t{'The good film.' * (n != 5)}\n\n" for n in range(9)))
+    code, _, error = ask("--text", "column3", "--label", "column2", file=data)
+    assert code == 2 and all(f"E206 {data / name}.tsv:11: " in error for name in ("train", "dev")), error
+    assert not list(tmp_path.glob(".init-*"))
+
+
+def test_the_references_of_a_prompt_stay_on_one_side(compress, models, tmp_path):
+    """A validation prompt that is trained on with another reference would be scored by what was learnt by heart."""
+    rows = [{"prompt": f"name : the {n % 10} ", "target": f"the film {n} is good"} for n in range(30)]
+    data = write(tmp_path, rows__jsonl="".join(f"{json.dumps(row)}\n" for row in rows)) / "rows.jsonl"
+    out = ("--model", models / "gpt2", "--out", tmp_path / "p.yaml", "--force")
+    code, shown, error = compress("init", data, "--split", 0.3, *out)
+    assert (code, error) == (0, ""), error
+    assert "30% of the prompts are set apart" in shown
+    sides = [read_table(tmp_path / f"rows-{role}.jsonl") for role in ("train", "validation")]
+    train, validation = (set(side.values("prompt")) for side in sides)
+    assert (len(train), len(validation), train & validation, [len(side.rows) for side in sides]) == (7, 3, set(), [21, 9])
+    data.write_text("".join(f"{json.dumps({**row, 'prompt': 'x'})}\n" for row in rows))
+    assert "E130" in (said := compress("init", data, "--split", 0.3, *out)[2]) and "of 1 prompts is no prompt" in said
+
+
 def test_files_without_a_header_are_copied_with_one(ask, data, tmp_path):
     (data / "train.tsv").write_text("".join(f"s{n % 3}\t{n % 2}\t\tThe good film number {n}.\n" for n in range(12)))
     (data / "dev.tsv").write_bytes((data / "train.tsv").read_bytes())
@@ -452,6 +486,25 @@ def test_rows_that_may_not_be_cut_and_are_too_long(compress, models, tmp_path):
     write(tmp_path / "data", train__jsonl=f"{line}\n", dev__jsonl=f"{line}\n")
     code, _, error = compress("init", tmp_path / "data", "--model", models / "bert", "--out", tmp_path / "p.yaml")
     assert code == 2 and "E213" in error and "the longest row has 82 tokens, and the model has positions for 64" in error
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_no_marked_span_is_cut_off_by_the_length_that_is_proposed(tmp_path, side):
+    """One row in 300 is long, and its span at the end that the tokenizer cuts off: 99 of 100 rows are short."""
+    model = tiny.write_model(tmp_path / "model")
+    settings = json.loads((model / "tokenizer_config.json").read_text())
+    (model / "tokenizer_config.json").write_text(json.dumps({**settings, "truncation_side": side}))
+    words = ["good"] * 40
+    words[39 if side == "right" else 0] = "film"
+    rows = [{"text": "the film was good", "span1": "film", "label": "ab"[n % 2]} for n in range(300)]
+    rows[7] = {"text": " ".join(words), "span1": "film", "label": "b"}
+    lines = "".join(f"{json.dumps(row)}\n" for row in rows)
+    write(tmp_path / "data", train__jsonl=lines, dev__jsonl=lines)
+    options = {"text": ("text", "span1"), "label": "label", "kind": "marked"}
+    made = make(InitOptions(tmp_path / "data", tmp_path / "p.yaml", model=str(model), **options))
+    task = load_pipeline(made.files[0]).task
+    assert task.max_length == 48 and len(read_data(model, task).train) == 300
+    assert "the marked spans of a row need 44" in made.files[0].read_text()
 
 
 def test_odd_names_of_files_and_columns(ask, tmp_path):

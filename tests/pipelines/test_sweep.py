@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import types
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -17,7 +18,8 @@ from pipelines.file.config import load_pipeline
 from pipelines.runs.served import find_repository
 from pipelines.sweeps.pareto import front
 from pipelines.sweeps.significance import paired_difference
-from pipelines.sweeps.sweep import sweep
+from pipelines.sweeps.sweep import preview_sweep, sweep
+from pipelines.sweeps.sweep_preview import stage_rows
 from pipelines.sweeps.sweep_summary import summarize
 from pipelines.sweeps.sweep_trials import SweepPlan, SweepTrial, axes_of
 from pipelines.sweeps.table_file import Grid
@@ -152,6 +154,14 @@ def test_what_a_sweep_runs(project):
     assert (again.seed, again.task.subset) == (7, Subset(share=0.9, seed=1))
 
 
+def test_names_with_a_dot_are_keys_of_a_sweep(project):
+    one = load_pipeline(project)
+    many = replace(one, task=None, tasks={"a.b": one.task, "c": one.task})
+    assert [*SweepPlan(subsets=2).trials(many)[0].repeat] == ['tasks."a.b".subset', "tasks.c.subset"]
+    plan = SweepPlan(axes_of(['task.test."a.b"=x.tsv,y.tsv'], None))
+    assert [trial.name for trial in plan.trials(one)] == ["a.b-x.tsv", "a.b-y.tsv"]
+
+
 def test_several_keys_are_every_combination_with_every_seed(project, tmp_path):
     (tmp_path / "grid.yaml").write_text("tune.files: [1, 2]\nselect.text: [a/b, a b, '[c]']\n")
     plan = SweepPlan(axes_of(["prune.text=x,y"], tmp_path / "grid.yaml"), seeds=2)
@@ -256,6 +266,28 @@ def test_subsets_share_what_does_not_read_the_data(project, out):
     assert content["set"] == ["seed=9"]
 
 
+def test_a_dry_run_says_what_would_run_and_what_is_shared(project, out, compress):
+    """As `compress run --dry-run`: nothing is written, and the run that follows does just that."""
+    over = ("--over", "tune.files=1,2", "--over", "prune.text=x,y", "--seeds", 3, "--out", out)
+    code, shown, error = compress("sweep", project, *over, "--dry-run")
+    assert (code, error, out.exists()) == (0, "", False)
+    lines = shown.splitlines()
+    assert len(lines) > 12 and lines[0] == "[ 1/12] files-1_text-x_seed-0  run select, tune, prune"
+    assert lines[-1] == "12 trials: 0 finished, 12 to run; of 36 stages 15 are shared: 21 to run, 0 to reuse"
+    rows = [line.split() for line in lines if line.split()[:1] in (["select"], ["tune"], ["prune"])]
+    assert rows == [["select", "12", "3", "0", "3"], ["tune", "12", "6", "0", "6"], ["prune", "12", "12", "0", "12"]]
+    go(project, out, over=["tune.files=1,2"], overrides=["prune.text=x"])
+    before = tree(out)
+    compress("--version")  # takes what the sweep has printed
+    lines = compress("sweep", project, *over, "--dry-run")[1].splitlines()
+    assert lines[0].endswith("files-1_text-x_seed-0  reuse select, tune, prune") and tree(out) == before
+    assert lines[3].endswith("files-1_text-y_seed-0  reuse select, tune; run prune")
+    assert lines[-1] == "12 trials: 6 finished, 6 to run; of 36 stages 15 are shared: 6 to run, 15 to reuse"
+    calls(out)
+    assert compress("sweep", project, *over)[0] == 0 and calls(out) == ["prune"] * 6
+    assert compress("sweep", project, "--seeds", 2, "--set", "tune.fils=1", "--dry-run")[2].startswith("E102 ")
+
+
 def test_another_engine_gets_the_jobs_and_a_function(project, out):
     def backwards(jobs, perform):
         return in_turn(jobs[::-1], perform)
@@ -353,6 +385,8 @@ def test_a_sweep_that_is_stopped_goes_on_where_it_was(project, out, tmp_path):
         ({"runs": None}, "E115 nothing differs between the runs"),
         ({"over": ["seed=1,2"]}, "E115 the seed is set by --seeds and compared"),
         ({"over": ["tune.files=1,2"] * 2}, "E115 --over tune.files=1,2: the key is given twice"),
+        ({"over": ["tune.files=8,'8'"]}, "E115 --over tune.files=8,'8': 8 and '8' are written alike in a table. Keep one"),
+        ({"over": ["select.text=[a],'[\"a\"]'"]}, "E115 --over select.text="),
         ({"over": ["tune.files=1,,2"]}, "E101 --over tune.files=1,,2"),
         ({"over": ["tune.files=1,2"], "runs": 6000}, "E115 12,000 runs are more than 10,000"),
         ({"name": "a/b"}, "E115 a sweep cannot be called 'a/b'"),
@@ -416,7 +450,11 @@ def test_help_and_usage(project, compress):
 def test_real_stages(tmp_path):
     """Tune and prune for real on two subsets: the values are those of the artifacts, and the merge and beyond are not run."""
     path = write_pipeline(tmp_path, stages=[STAGES[0], STAGES[1], STAGES[2], {"merge": None}, {"export": None}], rows=60)
-    result = sweep(path, SweepPlan(subsets=2, share=0.8), tmp_path / "runs", overrides=["tune.epochs=1"])
+    given = (path, SweepPlan(subsets=2, share=0.8), tmp_path / "runs")
+    foreseen = stage_rows(preview_sweep(*given, overrides=["tune.epochs=1"]))
+    assert [row[0] + row[4] for row in foreseen] == ["select1", "tune2", "prune2"] and not (tmp_path / "runs").exists()
+    result = sweep(*given, overrides=["tune.epochs=1"])
+    assert all(trial.finished for trial in preview_sweep(*given, overrides=["tune.epochs=1"]))
     made = sorted(folder.name.split("-")[0] for folder in (tmp_path / "runs" / ".store").iterdir())
     assert made == ["prune", "prune", "select", "tune", "tune"]
     for spread in result.spreads:

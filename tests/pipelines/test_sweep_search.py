@@ -360,6 +360,7 @@ def test_what_is_maximized_is_the_tasks_metric(project, out):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
+        (["--search", "9", "--dry-run"], "E115 --dry-run: the trials of a search are chosen by the results of those before"),
         (["--search", "0"], "E115 --search 0: a search has from 2 to 1,000 trials"),
         (["--search", "5000"], "E115 --search 5000: a search has from 2"),
         (["--search", "50", "--over", "tune.text=a,b"], "E115 --search 50: the keys have only 40 different settings"),

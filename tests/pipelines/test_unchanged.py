@@ -1,12 +1,15 @@
 """What is hashed is what is used: an input that changes in the middle of a run ends it, and nothing is published."""
 
+import hashlib
 import json
 import threading
 from pathlib import Path
 
 import pytest
 
+from compressor import digests
 from compressor.errors import UserError
+from pipelines.engine.preflight import check_inputs
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
 from tests.pipelines import toys
@@ -42,6 +45,27 @@ def test_an_input_that_changes_while_a_stage_runs(project, out, compress, troubl
         (project.parent / name).write_bytes(content)
     go(project, out)
     assert tree(out / ".store") == expected
+
+
+def test_a_process_reads_an_unchanged_input_once(project, monkeypatch):
+    """For the trials of a sweep; a changed file is hashed again, and so is one that may still change within a clock's tick."""
+    read, real = [], hashlib.file_digest
+
+    def recorded(stream, name):
+        read.append(Path(stream.name).name)
+        return real(stream, name)
+
+    monkeypatch.setattr(hashlib, "file_digest", recorded)
+    pipeline = load_pipeline(project)
+    first = check_inputs(pipeline)
+    assert check_inputs(pipeline) == first and read.count("train.tsv") == read.count("model.safetensors") == 2, "just written"
+    monkeypatch.setattr(digests, "SETTLED_NS", -1)
+    read.clear()
+    assert check_inputs(pipeline) == check_inputs(pipeline) == first
+    assert read.count("train.tsv") == read.count("model.safetensors") == 1
+    toys.flip_weight(project.parent / "model")
+    changed = check_inputs(pipeline)
+    assert changed.base.sha256 != first.base.sha256 and read.count("model.safetensors") == 2 and read.count("train.tsv") == 1
 
 
 def test_an_input_that_changes_between_two_stages(project, out, monkeypatch):

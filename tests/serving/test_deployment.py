@@ -3,11 +3,17 @@
 import contextlib
 import errno
 import json
+import re
+import shutil
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import numpy as np
 import onnxruntime
@@ -15,7 +21,7 @@ import pytest
 from triton_parts import FACTS, KNOBS, write_classifier
 
 from compressor.errors import CheckError, UserError
-from pipelines.cli.work.deploy_work import header_of
+from pipelines.cli.work.deploy_work import header_of, table
 from pipelines.runs.served import find_repository
 from serving.deployment.answers import Answer, differences, read_answers, tensor, write_answers
 from serving.deployment.publish import Options, deploy, roll_back, status
@@ -26,6 +32,7 @@ from serving.server import EmbeddedServer
 
 TOKEN = "a-token-of-this-test-and-no-other"
 NAME = "reviews"
+ROOT = Path(__file__).parents[2]
 
 
 def answers_of(model, rows=4):
@@ -231,19 +238,21 @@ def test_no_server(make_run, target):
 class Ending(BaseHTTPRequestHandler):
     """A Triton that loads every model but `last`: with that one it ends."""
 
-    last, text, ended = "", "", False
+    last, text, ended, refuses = "", "", False, False
 
     def do_GET(self):
         self.respond()
 
     def do_POST(self):
-        type(self).ended |= self.path.endswith(f"/models/{self.last}/load")
-        self.respond()
+        is_last = self.path.endswith(f"/models/{self.last}/load")
+        type(self).ended |= is_last and not self.refuses
+        self.respond(400 if is_last else 200)
+        type(self).last = "" if is_last else self.last  # it refuses once
 
-    def respond(self):
+    def respond(self, status=200):
         if self.ended:
             return  # the connection is closed without a response
-        self.send_response(200)
+        self.send_response(status)
         self.send_header("Content-Length", str(len(self.text)))
         self.end_headers()
         self.wfile.write(self.text.encode())
@@ -257,8 +266,9 @@ def ending():
     """Starts a server that ends when it is to load a model."""
     with contextlib.ExitStack() as servers:
 
-        def start(last, text=""):
-            handler = type("Handler", (Ending,), {"last": last, "text": text})
+        def start(last, text="", refuses=False):
+            text = '{"error": "unknown"}' if refuses else text
+            handler = type("Handler", (Ending,), {"last": last, "text": text, "refuses": refuses})
             server = servers.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), handler))
             threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
             servers.callback(server.shutdown)
@@ -308,6 +318,129 @@ def test_what_cannot_be_published_whole_is_taken_back(two_models, tmp_path, monk
     with pytest.raises(OSError, match="No space"):
         deploy(two_models(1), target, None, Options("second"))
     assert contents(tmp_path / "target") == before
+
+
+@pytest.mark.parametrize("last", [NAME, f"{NAME}-text"])
+def test_models_return_together_or_not_at_all(two_models, ending, tmp_path, last):
+    target = Target.at(str(tmp_path / "target"))
+    for seed in (0, 1):
+        deploy(two_models(seed), target, None, Options(str(seed)))
+    before = contents(tmp_path / "target")
+    with pytest.raises(UserError, match="E712"):
+        roll_back([NAME, f"{NAME}-text"], target, ending(last), Options(""))
+    assert contents(tmp_path / "target") == before
+    with pytest.raises(CheckError, match=rf"E758 '{last}': version 1, which served before, does not load: unknown"):
+        roll_back([NAME, f"{NAME}-text"], target, ending(last, refuses=True), Options(""))
+    assert contents(tmp_path / "target") == before
+    roll_back([NAME, f"{NAME}-text"], target, None, Options(""))
+    assert [target.versions(model) for model in target.models()] == [[1], [1]]
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("target")) == ["target"]
+
+
+KILLED = """
+import itertools, os, signal, sys
+from pathlib import Path
+from serving.deployment.publish import Options, deploy, roll_back
+from serving.deployment.target import Target
+folder, source, name, count = sys.argv[1:]
+real, calls = getattr(Target, name), itertools.count(1)
+def last(*arguments, **named):
+    if next(calls) == int(count):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(*arguments, **named)
+setattr(Target, name, last)
+target = Target.at(folder)
+deploy(Path(source), target, None, Options("killed")) if source else roll_back(target.models(), target, None, Options(""))
+"""
+
+
+def kill(folder, source, name, count):
+    """Deploy `source`, or roll back, in a process that is killed in the `count`-th call of a method of `Target`."""
+    done = subprocess.run([sys.executable, "-c", KILLED, str(folder), str(source), name, str(count)], cwd=ROOT, check=False)
+    assert done.returncode == -signal.SIGKILL
+
+
+def without_times(folder):
+    """The contents, with the times of publication left out of the records."""
+    times = re.compile(rb'"published": "[^"]*"')
+    return {path: times.sub(b"", content) for path, content in contents(folder).items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "versions"),
+    [
+        ("set_beside", 1, [[1, 2], [1]]),
+        pytest.param("set_beside", 2, [[1, 2], [1, 2]], marks=pytest.mark.slow),
+        pytest.param("mark", 1, [[1, 2], [1, 2]], marks=pytest.mark.slow),
+        pytest.param("put", 2, [[1, 2], [1]], marks=pytest.mark.slow),
+    ],
+)
+def test_a_deployment_that_was_killed_is_told_and_taken_back(two_models, tmp_path, name, count, versions):
+    """Files of one version beside the config of another: the next deployment must not take them for deployed."""
+    folder, models = tmp_path / "target", [NAME, f"{NAME}-text"]
+    runs, target = [two_models(seed) for seed in range(3)], Target.at(str(folder))
+    deploy(runs[0], target, None, Options("first"))
+    before = contents(folder)
+    kill(folder, runs[1], name, count)
+    assert [target.versions(model) for model in models] == versions
+    states = status(target, None)
+    assert {(state.model, state.version) for state in states if not state.finished} == {
+        (model, 2) for model, of in zip(models, versions, strict=True) if 2 in of
+    }
+    assert "unfinished" in table(states) and table(states).splitlines()[-1].endswith("as does --rollback")
+    killed = shutil.copytree(folder, tmp_path / "killed")
+    said = []
+    roll_back(models, target, None, Options("", say=said.append))
+    assert contents(folder) == before and f"{NAME}: version 2, whose deployment was interrupted, is taken back" in said
+    for run in runs[1:]:
+        whole, again = (shutil.copytree(of, tmp_path / f"{run.parent.name}-{of.name}") for of in (folder, killed))
+        for place in (whole, again):
+            deploy(run, Target.at(str(place)), None, Options("killed"))
+        assert without_times(again) == without_times(whole)
+
+
+@pytest.mark.slow
+def test_a_first_deployment_that_was_killed_is_told_and_taken_back(two_models, tmp_path):
+    folder, target = tmp_path / "target", Target.at(str(tmp_path / "target"))
+    kill(folder, two_models(0), "set_beside", 1)
+    assert [(state.model, state.version, state.finished) for state in status(target, None)] == [(NAME, 1, False)]
+    roll_back([NAME], target, None, Options(""))
+    assert target.models() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_rollback_that_was_killed_is_finished_by_the_next(two_models, tmp_path, count):
+    folder, target = tmp_path / "target", Target.at(str(tmp_path / "target"))
+    deploy(two_models(0), target, None, Options("first"))
+    before = contents(folder)
+    deploy(two_models(1), target, None, Options("second"))
+    kill(folder, "", "set_aside", count)
+    assert not any(state.finished for state in status(target, None) if state.version == 2)
+    roll_back(target.models(), target, None, Options(""))
+    assert contents(folder) == before
+
+
+def test_nothing_half_written_stays(make_run, tmp_path, monkeypatch):
+    """A file that could not be replaced, and what killed deployments left in the repository and beside it."""
+    run, folder, replaced = make_run(0), tmp_path / "target", Path.replace
+    target = Target.at(str(folder))
+
+    def fail(self, place):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(OSError, match="Input"):
+        deploy(run, target, None, Options("first"))
+    monkeypatch.setattr(Path, "replace", replaced)
+    assert [path.name for path in folder.rglob("*")] == [".deploy.lock"]
+    (tmp_path / "target.staged-0123abcd" / "1").mkdir(parents=True)
+    deploy(run, target, None, Options("first"))
+    before = contents(folder)
+    for name in (".config.pbtxt.deploying", "1/.published.json.deploying"):
+        (folder / NAME / name).write_text("half")
+    deploy(run, target, None, Options("first"))
+    assert contents(folder) == before and not list(tmp_path.glob("target.staged-*"))
 
 
 def test_one_deployment_at_a_time(make_run, target):

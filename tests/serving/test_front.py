@@ -244,3 +244,16 @@ def test_a_front_ends_with_a_killed_server_and_takes_no_code_of_the_current_fold
     while is_live(port):
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_a_front_follows_its_triton_to_another_port(tmp_path):
+    from serving.front.front_process import FrontProcess
+
+    with FrontProcess("127.0.0.1:1", free_port(), None, tmp_path / "log").running() as front:
+        first = front.process
+        front.follow("127.0.0.1:1")
+        assert front.process is first
+        front.follow("127.0.0.1:2")
+        assert first.poll() is not None and front.process.poll() is None and "127.0.0.1:2" in front.command
+    assert front.process.poll() is not None

@@ -3,9 +3,11 @@
 import gc
 import importlib
 import json
+import shutil
 import sys
 import threading
 import weakref
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,6 +16,8 @@ from triton_parts import FACTS, LABELS, write_classifier
 
 from export.runtimes.runtime_registry import RUNTIMES
 from serving.backend_files import SHARED, backend_names, copy_backend
+from serving.clients.by_tokens import load_tokenizer
+from serving.layout.version_file import read_version
 from serving.repository import write_version
 
 
@@ -94,6 +98,28 @@ def served(tmp_path, tokenizer_folder):
         return {"model_config": json.dumps(config), "model_instance_kind": "CPU", **place}
 
     return arguments
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("place", ["tokenizer_config.json", "tokenizer.json"])
+def test_long_texts_are_cut_at_the_end_at_which_they_were_in_training(modules, tokenizer_folder, tmp_path, side, place):
+    from transformers import AutoTokenizer
+
+    folder = shutil.copytree(tokenizer_folder, tmp_path / "tokenizers")
+    settings = {"truncation_side": side} if place == "tokenizer_config.json" else {
+        "truncation": {"direction": side.capitalize(), "max_length": 5, "strategy": "LongestFirst", "stride": 0}
+    }  # fmt: skip
+    (folder / place).write_text(json.dumps({**json.loads((folder / place).read_text()), **settings}))
+    write_version(tmp_path / "m" / "1", write_classifier(tmp_path / "m.onnx"), RUNTIMES["onnxruntime"], FACTS, folder)
+    text = "a great film " * 200 + "the plot was dull"
+    expected = AutoTokenizer.from_pretrained(folder)(text, truncation=True, max_length=FACTS.max_length).input_ids
+    facts = read_version(tmp_path / "m" / "1")
+    assert load_tokenizer(tmp_path / "m" / "1" / "tokenizer", facts).encode(text).ids == expected
+    text_rows = modules("compress_text", "text_rows")
+    model = text_rows.TextModel(tmp_path / "m" / "1", asdict(facts), SimpleNamespace(streams=1), {"input_ids": np.int64}, None)
+    (row,) = rows = [model.row([text.encode()])]
+    assert model.tokenize(rows) == {} and row.encoding.ids == expected
+    assert len(model.shortened(text)) < len(text) if side == "right" else model.shortened(text) == text
 
 
 def counted(model):

@@ -67,6 +67,10 @@ def test_stop_leaves_no_process_no_file_and_no_note(repository, tmp_path, tempor
     assert gone(group)
     assert not list(temporary.iterdir()) and not list(Path("/dev/shm").glob(regions))
     assert not running.registry_file(port).exists()
+    running.announce(port, repository, os.getpid())
+    embedded.stop()
+    assert running.registry_file(port).exists(), "by now it is the record of another server on that port"
+    running.withdraw(port)
 
 
 @pytest.mark.usefixtures("triton")
@@ -115,7 +119,10 @@ def test_a_port_lost_to_a_race_is_chosen_again_and_a_crash_is_reported(repositor
         launched[-1].kill()
         launched[-1].wait()
         assert "E709 the Triton server was killed by SIGKILL" in str(embedded.fault())
-    assert len(launched) == 3 and all(gone(process.pid) for process in launched)
+        with socket.create_server(("127.0.0.1", choices[1])):
+            embedded.restart()
+            assert embedded.fault() is None and embedded.ports["grpc"] == choices[2] not in choices[:2]
+    assert len(launched) == 5 and all(gone(process.pid) for process in launched)
 
 
 @pytest.mark.usefixtures("triton")

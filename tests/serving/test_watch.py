@@ -142,7 +142,7 @@ def test_a_crash_loop_ends_with_a_coded_error(monkeypatch):
     monkeypatch.setattr(watch, "POLL_SECONDS", 0)
     fault = UserError("E709", "the Triton server was killed by SIGSEGV", "See its log")
     restarts, lines = [], []
-    server = SimpleNamespace(fault=lambda: fault, restart=lambda: restarts.append(1), token=None)
+    server = SimpleNamespace(ports={}, fault=lambda: fault, restart=lambda: restarts.append(1), token=None)
     with pytest.raises(UserError, match=r"E738 the server failed 4 times within 60 s; the last time: .*SIGSEGV"):
         watch.watch(server, lines.append)
     assert len(restarts) == watch.RESTARTS == 3

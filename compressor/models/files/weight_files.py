@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from compressor.digests import kept_while_unchanged
 from compressor.models.files.damage import Damage, read_json, reason_of, shown
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -146,5 +147,10 @@ def check_weights(folder: Path) -> dict[str, StoredTensor]:
             if tensor not in stored:
                 raise Damage(f"lacks a tensor that its {INDEX} places in {name}: {shown(tensor)}")
     for name in names:
-        check_finite(folder / name, read_header(folder / name))
+        _check_numbers(folder / name)
     return stored
+
+
+@kept_while_unchanged
+def _check_numbers(path: Path) -> None:
+    check_finite(path, read_header(path))

@@ -22,7 +22,7 @@ from compressor.errors import UserError
 from compressor.tasks import TaskConfig
 from compressor.tasks.kinds.classification import KIND as CLASSIFICATION
 from compressor.tasks.kinds.classification import Prediction
-from compressor.tasks.kinds.span_marks import MARKS, has_read_marks
+from compressor.tasks.kinds.span_marks import MARKS, ends_of_marks, has_read_marks
 from compressor.tasks.rows import Split
 from compressor.tasks.task_kind import Example, require_text
 
@@ -88,6 +88,22 @@ def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[
     return [{key: encoded[key][row] for key in encoded} for row in range(len(texts))], np.array(split.labels)
 
 
+def least_tokens(tokenizer, split: Split) -> list[int]:
+    """Of each row the `max_length` with which all its marks are read, whichever end of a text the tokenizer cuts off."""
+    texts = [text for (text,) in split.texts]
+    encoded = tokenizer(texts, truncation=False, padding=False, return_offsets_mapping=True, verbose=False)
+    from_left = tokenizer.truncation_side == "right"
+    return [_least(text, offsets, from_left) for text, offsets in zip(texts, encoded["offset_mapping"], strict=True)]
+
+
+def _least(text: str, offsets: Sequence[tuple[int, int]], from_left: bool) -> int:
+    first, last = ends_of_marks(text)
+    read = [(start, end) for start, end in offsets if start < end]
+    places = [place for place, (start, end) in enumerate(read) if start <= last and end > first]
+    kept = places[-1] + 1 if from_left else len(read) - places[0]
+    return kept + len(offsets) - len(read)
+
+
 def prediction(names: Sequence[str], logits: np.ndarray, text: str, encoding: Encoding) -> Prediction:
     """The class of a marked text from logits (classes,). Raises UserError E717 where a mark was cut off."""
     if not has_read_marks(text, encoding.offsets):
@@ -100,6 +116,7 @@ KIND = replace(
     CLASSIFICATION,
     name="marked",
     encode=encode,
+    least_tokens=least_tokens,
     prediction=prediction,
     example=example,
     texts=marked_text,

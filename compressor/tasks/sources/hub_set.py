@@ -7,17 +7,20 @@ fingerprints by its content, not by the name of the data set.
 from __future__ import annotations
 
 import errno
+import filecmp
 import hashlib
 import json
 import os
 import re
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from compressor.digests import Mark, mark_of, settled
 from compressor.errors import UserError
 from compressor.tasks.sources import needed
 from compressor.tasks.sources.content import DATA
@@ -31,6 +34,8 @@ PATTERN = re.compile(
 REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of a full disk, a full quota and `ulimit -f`."""
+_READ: dict[Path, tuple[dict[Path, Mark], Mark | None]] = {}
+"""The splits of local folders that this process has read: file in the cache -> marks of the folder's files, and its own."""
 Say = Callable[[int], None]
 """Told the number of rows that were read so far."""
 
@@ -76,7 +81,8 @@ def parse(reference: str, folder: Path) -> HubSplit:
 
 
 def fetch(wanted: HubSplit, say: Say = lambda rows: None) -> Path:
-    """The file with the rows of a split, read from the hub unless the cache has it; a local folder is always read again.
+    """The file with the rows of a split, read from the hub unless the cache has it; a local folder is read again, but once in
+    this process for as long as its files are unchanged. A file of equal rows stays in place: a run may be reading it.
 
     Nothing is left in the cache unless every row arrived. Raises UserError E907 (datasets is missing), E231 (out of reach),
     E232 (no such config or split, or files that cannot be read as rows), E215 (too large), E804 (the disk is full), E801.
@@ -85,6 +91,9 @@ def fetch(wanted: HubSplit, say: Say = lambda rows: None) -> Path:
         return wanted.path
     if wanted.local and not os.path.isdir(wanted.place):
         raise UserError("E231", f"no folder {wanted.place}", "Paths are relative to the pipeline file", wanted.reference)
+    marks, now = _marks(wanted), time.time_ns()
+    if wanted.local and _READ.get(wanted.path) == (marks, mark_of(wanted.path)):
+        return wanted.path
     datasets = needed("datasets", "a data set of the hub", wanted.reference)
     with _reachable(datasets, wanted):
         rows = datasets.load_dataset(wanted.place, wanted.config, split=wanted.split, streaming=True)
@@ -92,7 +101,15 @@ def fetch(wanted: HubSplit, say: Say = lambda rows: None) -> Path:
         if media := [name for name in features if hasattr(features[name], "decode_example")]:  # images, sound: never decoded
             rows = rows.decode(False).remove_columns(media)
     _write(_plain_rows(rows, features, datasets, wanted), wanted, say)
+    if wanted.local and _marks(wanted) == marks and settled(marks.values(), now):
+        _READ[wanted.path] = marks, mark_of(wanted.path)
     return wanted.path
+
+
+def _marks(wanted: HubSplit) -> dict[Path, Mark]:
+    """The marks of the files in a local folder."""
+    files = sorted(Path(wanted.place).rglob("*")) if wanted.local else ()
+    return {path: mark for path in files if path.is_file() and (mark := mark_of(path))}
 
 
 def _plain_rows(rows: Any, features: Any, datasets: Any, wanted: HubSplit) -> Iterator[dict[str, Any]]:
@@ -120,8 +137,9 @@ def _write(rows: Iterator[dict[str, Any]], wanted: HubSplit, say: Say) -> None:
                     what = f"more than {in_units(DATA.most)} after {number:,} rows"
                     name = wanted.reference.removesuffix(f":{wanted.rows}")
                     raise UserError("E215", what, f"Take fewer: {name}:{max(number // 2, 1)}")
-        os.replace(scratch, wanted.path)
-        scratch = None
+        if not (wanted.path.is_file() and filecmp.cmp(scratch, wanted.path, shallow=False)):
+            os.replace(scratch, wanted.path)
+            scratch = None
     except OSError as error:
         code = "E804" if error.errno in FULL else "E801"
         fix = f"{'Make room' if code == 'E804' else 'Change its permissions'}, or set XDG_CACHE_HOME to another folder"

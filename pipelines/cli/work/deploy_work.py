@@ -17,6 +17,8 @@ from serving.deployment.target import Target
 from serving.deployment.triton_control import Control
 from serving.repository import model_names
 
+UNFINISHED = "unfinished: its deployment is at work, or was interrupted: then the next one takes it back, as does --rollback"
+
 
 def run(
     run: Path,
@@ -88,7 +90,8 @@ def table(states: list[State]) -> str:
     shown = {True: "ready", False: "not loaded", None: "?"}
     rows = [("model", "version", "server", "proven", "published", "run")]
     for state in states:
-        proven = "yes" if state.proven else "no"
+        proven = "unfinished" if not state.finished else "yes" if state.proven else "no"
         rows.append((state.model, str(state.version), shown[state.ready], proven, state.published, state.run))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    note = "" if all(state.finished for state in states) else f"\n{UNFINISHED}"
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows) + note

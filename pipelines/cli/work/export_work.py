@@ -15,7 +15,7 @@ from export.runtimes.tensorrt import RUNTIME, profile_of
 from export.standalone.folder import PRECISIONS, export_folder
 from pipelines.cli.shown import near
 from pipelines.terminal.capture import captured
-from pipelines.terminal.console_table import table
+from pipelines.terminal.console_table import figure, table
 
 
 def export(
@@ -60,7 +60,7 @@ def export(
 
 def _parity_cells(record: dict[str, Any]) -> tuple[str, ...]:
     generated = (f"{record['generated_agreement']:.1%}",) if "generated_agreement" in record else ()
-    differences = (f"{record['max_difference']:.1e}", f"{record['mean_difference']:.1e}")
+    differences = (figure(record[key], ".1e") for key in ("max_difference", "mean_difference"))
     return (*differences, f"{record['agreement']:.1%}", *generated)
 
 

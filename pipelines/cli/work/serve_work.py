@@ -62,7 +62,12 @@ def _fronted(server: EmbeddedServer, port: int | None, keys: Path | None) -> Ite
     log = server.log_path.with_name(server.log_path.name.replace("serve", "front"))
     with FrontProcess(f"{HOST}:{server.ports['grpc']}", port, keys, log).running() as front:
         click.echo(f"front    {HOST}:{port}   (its page: http://{HOST}:{port}/docs)")
-        yield front.keep
+
+        def keep(tell: Callable[[str], None]) -> None:
+            front.follow(f"{HOST}:{server.ports['grpc']}")  # after a restart it may be another
+            front.keep(tell)
+
+        yield keep
 
 
 def _show(server: EmbeddedServer, served: Served) -> None:

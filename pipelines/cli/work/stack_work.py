@@ -13,7 +13,7 @@ from export.many.stacked_folder import stack_folder
 from export.runtimes.runtime_registry import RUNTIMES
 from pipelines.cli.shown import near
 from pipelines.terminal.capture import captured
-from pipelines.terminal.console_table import table
+from pipelines.terminal.console_table import figure, table
 from serving.stacked_repository import write_many_tasks
 
 PADDED = 1.5
@@ -45,7 +45,7 @@ def stack(
             task["kind"],
             str(len(task["labels"])),
             f"{task['bytes']:,}",
-            f"{task['parity']['max_difference']:.1e}",
+            figure(task["parity"]["max_difference"], ".1e"),
         )
         for number, task in enumerate(summary["tasks"])
     ]

@@ -16,7 +16,9 @@ from pipelines.engine.attempt import checks_failed
 from pipelines.file.config import find_pipeline, load_pipeline
 from pipelines.sweeps.proposals import require_optuna
 from pipelines.sweeps.ray_engine import on_ray
+from pipelines.sweeps.sweep import preview_sweep
 from pipelines.sweeps.sweep import sweep as run_all
+from pipelines.sweeps.sweep_preview import STAGE_COLUMNS, TrialPreview, counted, stage_rows
 from pipelines.sweeps.sweep_summary import COMPARED, SweepResult
 from pipelines.sweeps.sweep_trials import Search, SweepPlan, axes_of
 from pipelines.sweeps.table_file import Grid, read_table
@@ -40,14 +42,18 @@ def sweep(
     scale: str | None,
     folder: Path | None,
     search: int | None,
+    dry_run: bool,
     **options: Any,
 ) -> None:
-    """Run every trial, and show the table."""
+    """Run every trial, and show the table; or say what would run."""
     path = find_pipeline(file)
     found = search_of(search, engine, workers)
     plan = replace(plan_of(axes_of(over, grid, read_table(path, scale)), seeds, subsets, share, folder), search=found)
     settings = [*overrides, *([f"threads={threads}"] if threads else [])]
     runs = engine_of(engine, address, workers, lambda: load_pipeline(path, settings, plan.first, plan.data).threads)
+    if dry_run:
+        _show_preview(preview_sweep(path, plan, overrides=settings, **options))
+        return
     console = None if runs is in_turn else Console()
     result = run_all(path, plan, overrides=settings, say=click.echo, console=console, engine=runs, **options)
     show(result)
@@ -70,6 +76,15 @@ def search_of(trials: int | None, engine: str, workers: int | None) -> Search | 
         raise UserError("E115", what, "Add --workers N: N trials at a time, on all nodes together")
     require_optuna()
     return Search(trials, workers or 1)
+
+
+def _show_preview(trials: list[TrialPreview]) -> None:
+    """Show what every trial would reuse and run, and the sums of each stage."""
+    count = len(trials)
+    for number, trial in enumerate(trials, start=1):
+        click.echo(f"[{number:>{len(str(count))}}/{count}] {trial.name}  {trial.line}")
+    table(STAGE_COLUMNS, stage_rows(trials))
+    click.echo(counted(trials))
 
 
 def show(result: SweepResult) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from compressor.errors import CheckError, UserError
+from pipelines.loadtest.load_table import answer_notes
 from serving.clients.address import parse_url
 from serving.deployment.answers import Answer, tensor, write_answers
 from serving.loadtest.answer_check import check_answers, compared, require_recorded
@@ -137,6 +138,11 @@ def test_rows_that_are_mixed_up_fail_the_test():
     assert (checked.answers, checked.wrong, checked.max_difference) == (100, 2, pytest.approx(0.6))
     with pytest.raises(CheckError, match="E750 4 clients: 2 of 100 answers under load differ"):
         require_answers([{"load": "4 clients", "answers": vars(checked)}])
+
+
+def test_a_difference_that_is_no_number_is_told_as_such():
+    answers = {"answers": 2, "near": 0, "wrong": 1, "changed": 0, "unchecked": 0, "max_difference": None}
+    assert answer_notes([{"answers": answers}]) == ["answers: of 2, 1 wrong; largest difference not finite"]
 
 
 def test_recorded_answers_must_be_those_of_the_server(tmp_path):
