@@ -38,6 +38,9 @@ def headline(
     alone = ""
     if rival:
         alone = f" ({faster(speedup(rival, compressed, cell), 2)} against the fastest dense file, {file_of(rival)})"
+    further = ""
+    if dense.get("further_tokens"):
+        further = f", {faster(speedup(dense, compressed, cell, 'further_tokens'), 2)} for each further token"
     ours, theirs = (hundredths(record["quality"][metric.key], metric.unit) for record in (compressed, dense))
     difference = verdict(*compressed["difference_interval"]).removesuffix(" from dense").removesuffix(" than dense")
     if control:
@@ -48,7 +51,7 @@ def headline(
     else:
         theirs += " dense"
     return (
-        f"{sentence(than)} at batch {cell[0]}{alone}, {smaller(dense['bytes'], compressed['bytes'], 2)}, "
+        f"{sentence(than)} at batch {cell[0]}{alone}{further}, {smaller(dense['bytes'], compressed['bytes'], 2)}, "
         f"{metric.name} {ours} against {theirs}: {difference} on {compressed['quality']['rows']:,} rows"
     )
 

@@ -1,0 +1,46 @@
+"""What a report of a generating model says of the tokens that are written one at a time."""
+
+import json
+
+SPEEDS = {"dense PyTorch fp32": 30.0, "dense ONNX fp32": 20.0, "dense ONNX int8": 12.0}
+
+
+def written(measured):
+    """Adds further tokens: compressed files take half of what dense ones do."""
+    for row in measured["candidates"]:
+        ms = SPEEDS.get(row["name"]) or SPEEDS[row["name"].replace("compressed", "dense")] / 2
+        row["further_tokens"] = [
+            {
+                "batch": batch, "length": 128, "p50": ms, "p95": ms, "p99": ms, "iqr": 0.5, "throughput": 1000 * batch / ms,
+                "samples_ms": [ms * (1 + number / 100) for number in range(-2, 3)], "limit_share": 0.5, "limit": "memory",
+            }
+            for batch in (1, 8)
+        ]  # fmt: skip
+
+
+def test_headline_summary_and_table_have_them(write):
+    folder = write(edit=written)
+    report = json.loads((folder / "report.json").read_text())
+    assert ", 5.0 × faster for each further token, " in report["headline"]
+    one, eight = (row for row in report["summary"] if row["metric"].startswith("p50 of a further token"))
+    assert (one["metric"], eight["metric"]) == tuple(f"p50 of a further token, batch {n} behind 128" for n in (1, 8))
+    assert (one["dense"], one["runtime"], one["compressed"]) == ("30.0 ms", "20.0 ms", "6.00 ms")
+    assert one["change"].startswith("5.00 × faster (") and one["change_runtime"].startswith("3.33 × faster (")
+    assert "samples_ms" not in json.dumps(report)
+    page = (folder / "report.md").read_text()
+    assert "| compressed ONNX int8 | 8 | 128 | 6.00 | 0.500 | 1,330 | 5.00 × |" in page
+    assert "of the limit" not in page.partition("tokens one at a time")[2].partition("##")[0]
+
+
+def test_a_share_of_the_limit_is_shown_where_it_was_measured(write):
+    def edit(measured):
+        written(measured)
+        measured["limits"] = {"fp32": 1e11, "memory": 1e10, "how": {"fp32": "torch.mm", "memory": "copy"}}
+
+    page = (write(edit=edit) / "report.md").read_text()
+    assert "| compressed ONNX int8 | 8 | 128 | 6.00 | 0.500 | 1,330 | 5.00 × | 50.0 % (memory) |" in page
+
+
+def test_a_model_that_writes_nothing_has_none(write):
+    folder = write()
+    assert "further token" not in (folder / "report.md").read_text() + (folder / "report.json").read_text()
