@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from pipelines.engine.stage import Inputs, Workspace
@@ -16,13 +17,22 @@ def run(config: ReportConfig, inputs: Inputs, workspace: Workspace) -> dict[str,
     """Collect the run's record and write it in three formats; the metadata is what the terminal shows of it."""
     report = _gathered(inputs)
     pages = {
-        "report.json": json.dumps(report, indent=1, ensure_ascii=False) + "\n",
+        "report.json": json.dumps(_finite(report), indent=1, ensure_ascii=False, allow_nan=False) + "\n",
         "report.md": to_markdown(report),
         "report.html": to_html(report),
     }
     for name, text in pages.items():
         (workspace.folder / name).write_text(text, encoding="utf-8")
     return {"headline": report["headline"], "summary": report["summary"]}
+
+
+def _finite(value: Any) -> Any:
+    """The record with null for numbers that JSON lacks: the difference of a file that gives no finite logits, say."""
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _gathered(inputs: Inputs) -> dict[str, Any]:
