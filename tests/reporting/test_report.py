@@ -323,6 +323,11 @@ def test_zeros_are_counted_apart_from_parameters_bytes_and_flops(write):
         ("unstructured", "2", "1,000", "700", "70.0 %"),
     ]
     assert "2,310 of the 5,000 weights in the masked matrices are zero" in (out / "report.md").read_text()
+    assert "the file is no smaller and ONNX Runtime no faster" in " ".join(report["notes"])
+    by_openvino = write(
+        edit=edit, candidates=[EVERY[0], *reversed(EVERY[1:])], stages=[one for one in STAGES if one != "deploy"]
+    )
+    assert "the file is no smaller and OpenVINO no faster" in " ".join(load(by_openvino)["notes"])
     before, after = ({row["metric"]: row for row in one["summary"]} for one in (plain, report))
     changed = {metric for metric in after if after[metric] != before[metric]}
     assert changed == {"non-zeros of the merged weights"}
