@@ -244,15 +244,15 @@ def parity(report: Record) -> ReportTable:
     def before_and_after(row: Record) -> str:
         return f"{hundredths(row['metric_reference'], unit)} → {hundredths(row['metric_candidate'], unit)}"
 
-    def measured(cell: Callable[[Record], str]) -> Callable[[Record], str]:
-        """The cell, empty for outputs that could not be compared (not finite, or of another shape)."""
-        return lambda row: cell(row) if math.isfinite(row["max_difference"]) else ""
+    def measured(cell: Callable[[Record], str], otherwise: str = "") -> Callable[[Record], str]:
+        """The cell; `otherwise` for outputs that could not be compared (not finite, or of another shape)."""
+        return lambda row: cell(row) if is_finite(row["max_difference"]) else otherwise
 
     columns = [
         Column("stage", "l", text("stage")),
         Column("check", "l", text("hop")),
         Column("rows", "r", count("rows")),
-        Column("max |Δlogit|", "r", digits("max_difference")),
+        Column("max |Δlogit|", "r", measured(digits("max_difference"), "not finite")),
         Column(agreement, "r", measured(lambda row: hundredths(row["agreement"], unit))),
         Column(metric["title"], "r", measured(before_and_after)),
         Column("of rounding", "r", measured(distance)),
@@ -267,9 +267,15 @@ def parity(report: Record) -> ReportTable:
     return made("parity", "Is it the same function?", columns, report["parity"], note)
 
 
+def is_finite(value: float | None) -> bool:
+    """Whether a number of a record is finite; in report.json others are null."""
+    return value is not None and math.isfinite(value)
+
+
 def distance(row: Record) -> str:
     """Output distance as a multiple of that of rounding alone: '1.02 ×'; '' where there is none."""
-    return factor(row["distance"] / row["rounding"]) if row.get("distance") is not None and row.get("rounding") else ""
+    ours, alone = row.get("distance"), row.get("rounding")
+    return factor(ours / alone) if alone and is_finite(ours) and is_finite(alone) else ""
 
 
 def variants(report: Record) -> ReportTable:

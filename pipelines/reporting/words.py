@@ -152,7 +152,8 @@ def zeros_note(compressed: Record) -> list[str]:
     entries, nonzeros = (sum(row[key] for row in masked) for key in ("entries", "nonzeros"))
     return [
         f"{entries - nonzeros:,} of the {entries:,} weights in the masked matrices are zero. They are stored and computed like "
-        "any other: the file is no smaller and ONNX Runtime no faster. Only 2:4 can be faster, on GPUs with kernels for it."
+        f"any other: the file is no smaller and {RUNTIMES[compressed['runtime']].title} no faster. Only 2:4 can be faster, on "
+        "GPUs with kernels for it."
     ]
 
 

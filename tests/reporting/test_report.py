@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import re
 from dataclasses import replace
 from functools import reduce
@@ -154,6 +155,17 @@ def test_a_dense_file_without_finite_logits_is_a_row_that_says_so(write, monkeyp
     # nothing was measured: 0 % would be a claim
     assert line[2:] == ("2", "not finite", "", "", "", "finite logits", "beyond its bound")
     assert report["rival"] == "dense ONNX fp32" and significant(float("nan")) == "not finite"
+
+
+def test_report_json_is_json_whatever_was_measured(write, monkeypatch):
+    """Infinity is no JSON, and no parser but Python's reads it."""
+    kind, metadata = STAGES["export"]
+    records = [one | {"max_difference": math.inf, "batches": {"batch 1": math.nan}} for one in metadata["parity"]]
+    monkeypatch.setitem(STAGES, "export", (kind, {**metadata, "parity": records}))
+    report = json.loads((write() / "report.json").read_text(), parse_constant=pytest.fail)
+    assert report["parity"][3]["max_difference"] is None and report["parity"][3]["batches"] == {"batch 1": None}
+    (table,) = [table for table in tables(report) if table.id == "parity"]
+    assert table.rows[3][3] == "not finite" and table.rows[0][3] == "1.43e-6"
 
 
 def test_a_rival_of_the_deployed_precision_that_was_not_measured_is_told(write):
@@ -311,6 +323,11 @@ def test_zeros_are_counted_apart_from_parameters_bytes_and_flops(write):
         ("unstructured", "2", "1,000", "700", "70.0 %"),
     ]
     assert "2,310 of the 5,000 weights in the masked matrices are zero" in (out / "report.md").read_text()
+    assert "the file is no smaller and ONNX Runtime no faster" in " ".join(report["notes"])
+    by_openvino = write(
+        edit=edit, candidates=[EVERY[0], *reversed(EVERY[1:])], stages=[one for one in STAGES if one != "deploy"]
+    )
+    assert "the file is no smaller and OpenVINO no faster" in " ".join(load(by_openvino)["notes"])
     before, after = ({row["metric"]: row for row in one["summary"]} for one in (plain, report))
     changed = {metric for metric in after if after[metric] != before[metric]}
     assert changed == {"non-zeros of the merged weights"}

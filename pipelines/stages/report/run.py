@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from compressor.json_numbers import without_infinity
 from pipelines.engine.stage import Inputs, Workspace
 from pipelines.reporting.candidates import NO_BENCHMARK, why_unmeasured
 from pipelines.reporting.gather import gather
@@ -16,7 +17,7 @@ def run(config: ReportConfig, inputs: Inputs, workspace: Workspace) -> dict[str,
     """Collect the run's record and write it in three formats; the metadata is what the terminal shows of it."""
     report = _gathered(inputs)
     pages = {
-        "report.json": json.dumps(report, indent=1, ensure_ascii=False) + "\n",
+        "report.json": json.dumps(without_infinity(report), indent=1, ensure_ascii=False, allow_nan=False) + "\n",
         "report.md": to_markdown(report),
         "report.html": to_html(report),
     }
