@@ -22,10 +22,10 @@ from compressor.pruning.scores import (
     units_of,
     weight_scores,
 )
-from compressor.pruning.surgery import remove
+from compressor.pruning.surgery import Removal, remove, silence
 from compressor.pruning.weights import hide, importance, loss_importance
 from compressor.pruning_criteria import LOSS_POWER, UNSTRUCTURED
-from tests.compressor.conftest import EXTRA, encoding, plan_of, tiny, tuned
+from tests.compressor.conftest import EXTRA, encoding, logits, plan_of, tiny, tuned
 
 LABELS = torch.tensor([0, 2, 1])
 
@@ -261,12 +261,18 @@ OPT_BLOCKS = Blocks(
 )
 
 
-def test_an_ffn_that_gets_the_tokens_of_all_rows_in_one_axis_is_scored_row_by_row(monkeypatch):
-    """As OPT's, which discovery finds: each row has its own effect, and padding none."""
+@pytest.fixture
+def opt(monkeypatch):
+    """A model of an architecture with a row of its own: as OPT, which discovery finds."""
     monkeypatch.setattr(architectures, "_added", {})
     add_row(Architecture("opt", (OPT_BLOCKS,), "OPT", head_on_tokens=True))
     monkeypatch.setitem(EXTRA, "opt", {"ffn_dim": 20, "word_embed_proj_dim": 32, "dropout": 0.0, "init_std": 0.2})
-    model, rows = tiny("opt"), encoding()
+    return tiny("opt")
+
+
+def test_an_ffn_that_gets_the_tokens_of_all_rows_in_one_axis_is_scored_row_by_row(opt):
+    """Each row has its own effect, and padding none."""
+    model, rows = opt, encoding()
     apart = [
         {name: values[row : row + 1, : rows["attention_mask"][row].sum()] for name, values in rows.items()} for row in range(3)
     ]
@@ -277,3 +283,11 @@ def test_an_ffn_that_gets_the_tokens_of_all_rows_in_one_axis_is_scored_row_by_ro
         for one, other in (*zip(together, each, strict=True), *zip(*states, strict=True)):
             assert one.any() and torch.allclose(one, other, rtol=1e-6)
     assert set(streams_of(model, 1, rows).values()) == {"start", "running"}
+
+
+def test_an_ffn_whose_first_matrix_is_a_home_of_its_own_may_lose_all_neurons(opt):
+    masked, plan = merged_copy(opt), {1: Removal(neurons=list(range(20)))}
+    silence(masked, plan)
+    remove(opt, plan)
+    assert torch.allclose(logits(opt), logits(masked), atol=1e-12)
+    assert units_of(opt, "neurons") == [20, 0, 20] and "ffn_in" not in layers_of(opt)[1].names
