@@ -257,7 +257,7 @@ def _load_checkpoint(folder: Path) -> nn.Module:
     except RuntimeError as error:
         reason = str(error).splitlines()[-1].strip()
         raise UserError("E305", f"sizes disagree ({reason})", "The folder is damaged", str(folder)) from None
-    _refill_buffers(model)
+    _refill_buffers(model, folder)
     if changes is not None:
         _restore_strictly(model, changes, inserted, folder)
     compression_of(model).head_parameters = task_head(model)
@@ -298,18 +298,16 @@ def _untie(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
             del model.all_tied_weights_keys[name]
 
 
-def _refill_buffers(model: nn.Module) -> None:
-    """Fill the buffers that are not in the file (position ids, token type ids): meta tensors have no values."""
-    for module in model.modules():
+def _refill_buffers(model: nn.Module, folder: Path) -> None:
+    """Fill the buffers that are not in the file (position ids, rotary frequencies): meta tensors have no values. They are those
+    of another model of the same config.json, of which only the parameters are on meta."""
+    from accelerate import init_empty_weights
+
+    if not any(buffer.is_meta for buffer in model.buffers()):
+        return
+    with init_empty_weights(include_buffers=False):
+        fresh = _on_meta(folder)
+    for path, module in model.named_modules():
         for name, buffer in list(module.named_buffers(recurse=False)):
-            if not buffer.is_meta:
-                continue
-            if name == "position_ids":
-                fresh = torch.arange(buffer.shape[-1]).expand(buffer.shape).clone()
-            elif name.endswith("inv_freq"):  # rotary positions: the module computes them from the config
-                fresh = getattr(type(module)(config=module.config), name)
-            elif name == "token_type_ids":
-                fresh = torch.zeros(buffer.shape, dtype=buffer.dtype)
-            else:
-                raise ValueError(f"no rule to refill buffer '{name}'")
-            module.register_buffer(name, fresh, persistent=False)
+            if buffer.is_meta:
+                module.register_buffer(name, fresh.get_submodule(path).get_buffer(name), persistent=False)

@@ -87,9 +87,10 @@ class BlockPasses:
                 self.model(**self.batches[batch])
             if "block" in found and self._keeping:
                 self._keep(batch, found["block"])
-            real = layer.token_mask(self.batches[batch]).bool()
+            real = layer.token_mask(self.batches[batch]).bool().flatten()
             states = found[stream] if stream else torch.zeros_like(found["output"])
-            return Seen(found["inputs"][real], found["output"][real], states[real])
+            # an FFN may get the tokens of all rows in one axis (OPT)
+            return Seen(*(each.flatten(end_dim=-2)[real] for each in (found["inputs"], found["output"], states)))
 
         try:
             yield see
@@ -182,8 +183,9 @@ def _states(output: Any) -> Tensor:
 
 def _fits(found: dict[str, Any], kind: Stream) -> bool:
     stream, output = found[kind], found["output"]
-    if stream.shape != output.shape:
+    if stream.numel() != output.numel():
         return False
-    total = stream + output
+    total = stream + output.view_as(stream)
     scale = 1e-4 * total.abs().max()
-    return any(later.shape == total.shape and bool(((later - total).abs() <= scale).all()) for later in found["later"])
+    same = (later.reshape_as(total) for later in found["later"] if later.numel() == total.numel())
+    return any(bool(((later - total).abs() <= scale).all()) for later in same)

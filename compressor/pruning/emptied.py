@@ -28,6 +28,12 @@ class Constant(nn.Module):
         return self.bias.expand(*states.shape[:-1], self.hidden)
 
 
+class Absent(nn.Identity):
+    """In the place of the incoming layers of a sublayer without units: hands its input to the constant behind it."""
+
+    emptied = True
+
+
 class EmptyAttention(nn.Module):
     """An attention without heads. `output` is set where its output layer was a part of it.
 
@@ -64,7 +70,7 @@ def empty(layer: Layer, structure: str) -> None:
     if not inside:
         layer.module.set_submodule(path, constant)
     if structure == "neurons":
-        layer.module.set_submodule(home, constant if inside else nn.Identity())
+        layer.module.set_submodule(home, constant if inside else Absent())
         return
     index = getattr(layer.home(structure), "layer_idx", None)
     attention = EmptyAttention(constant if inside else None, layer.row.position_bias == "interface", index)

@@ -131,7 +131,10 @@ def loss_scores(
             loss = kind.loss(model(**encoding).logits, labels, "sum")
             gradients = torch.autograd.grad(loss, [probe.seen[number][1] for number in probe.blocks])
             for number, gradient in zip(probe.blocks, gradients, strict=True):
-                effect = (probe.seen[number][0].detach() * gradient).sum(dim=1)
+                effect = probe.seen[number][0].detach() * gradient
+                if effect.dim() == 2:  # an FFN may get the tokens of all rows in one axis (OPT)
+                    effect = effect.view(*encoding["input_ids"].shape, -1)
+                effect = effect.sum(dim=1)
                 effect = effect.view(len(effect), len(totals[number]), -1).sum(dim=2)
                 totals[number] += effect.abs().pow(LOSS_POWER[criterion]).sum(dim=0).cpu()
             on_batch(len(labels))

@@ -5,8 +5,11 @@ import torch
 
 from compressor.deltas.links import chain, merged_copy
 from compressor.errors import UserError
+from compressor.models import architectures
 from compressor.models.anatomy import layers_of, matrices_of
+from compressor.models.architectures import Architecture, Blocks, add_row
 from compressor.models.modules import MODULES, STRUCTURES
+from compressor.pruning.block_passes import streams_of
 from compressor.pruning.groups import complement
 from compressor.pruning.refit import RIDGE
 from compressor.pruning.scores import (
@@ -19,10 +22,10 @@ from compressor.pruning.scores import (
     units_of,
     weight_scores,
 )
-from compressor.pruning.surgery import remove
+from compressor.pruning.surgery import Removal, remove, silence
 from compressor.pruning.weights import hide, importance, loss_importance
 from compressor.pruning_criteria import LOSS_POWER, UNSTRUCTURED
-from tests.compressor.conftest import encoding, plan_of, tiny, tuned
+from tests.compressor.conftest import EXTRA, encoding, logits, plan_of, tiny, tuned
 
 LABELS = torch.tensor([0, 2, 1])
 
@@ -241,3 +244,50 @@ def test_scores_that_are_not_finite_name_their_place_and_criterion(structure, cr
     block = 0 if criterion in LOSS_POWER else 1
     with pytest.raises(UserError, match=rf"E(409|521) criterion {criterion}: .*encoder\.layer\.{block}"):
         scored(model, structure, criterion)
+
+
+OPT_BLOCKS = Blocks(
+    "decoder.layers",
+    "self_attn",
+    {
+        **{name: f"self_attn.{name[0]}_proj" for name in ("query", "key", "value")},
+        **{"output": "self_attn.out_proj", "ffn_in": "fc1", "ffn_out": "fc2"},
+    },
+    {"heads": "self_attn", "neurons": "fc1"},
+    head_size="head_dim",
+    heads_attributes=("num_heads",),
+    width_attributes=(),
+    configs={"heads": "num_attention_heads", "neurons": "ffn_dim"},
+)
+
+
+@pytest.fixture
+def opt(monkeypatch):
+    """A model of an architecture with a row of its own: as OPT, which discovery finds."""
+    monkeypatch.setattr(architectures, "_added", {})
+    add_row(Architecture("opt", (OPT_BLOCKS,), "OPT", head_on_tokens=True))
+    monkeypatch.setitem(EXTRA, "opt", {"ffn_dim": 20, "word_embed_proj_dim": 32, "dropout": 0.0, "init_std": 0.2})
+    return tiny("opt")
+
+
+def test_an_ffn_that_gets_the_tokens_of_all_rows_in_one_axis_is_scored_row_by_row(opt):
+    """Each row has its own effect, and padding none."""
+    model, rows = opt, encoding()
+    apart = [
+        {name: values[row : row + 1, : rows["attention_mask"][row].sum()] for name, values in rows.items()} for row in range(3)
+    ]
+    for structure in ("heads", "neurons"):
+        together = loss_scores(model, structure, "taylor", [(rows, LABELS)])
+        each = loss_scores(model, structure, "taylor", list(zip(apart, LABELS.split(1), strict=True)))
+        states = [reconstruction_scores(model, structure, batches) for batches in ([rows], apart)]
+        for one, other in (*zip(together, each, strict=True), *zip(*states, strict=True)):
+            assert one.any() and torch.allclose(one, other, rtol=1e-6)
+    assert set(streams_of(model, 1, rows).values()) == {"start", "running"}
+
+
+def test_an_ffn_whose_first_matrix_is_a_home_of_its_own_may_lose_all_neurons(opt):
+    masked, plan = merged_copy(opt), {1: Removal(neurons=list(range(20)))}
+    silence(masked, plan)
+    remove(opt, plan)
+    assert torch.allclose(logits(opt), logits(masked), atol=1e-12)
+    assert units_of(opt, "neurons") == [20, 0, 20] and "ffn_in" not in layers_of(opt)[1].names

@@ -7,9 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import AutoConfig
 
 from compressor import load
+from compressor.checkpoint import save_checkpoint
 from compressor.errors import UserError
 from compressor.models import architectures
 from compressor.models.anatomy import layers_of
@@ -18,9 +20,11 @@ from compressor.models.discovery.discover import prove, proven_row
 from compressor.models.files.damage import Damage
 from compressor.models.hub import resolve
 from compressor.models.row_file import KEY, ROW, read_row, row_entry, use_stored_row
+from compressor.pruning.surgery import Removal, remove
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
 from pipelines.runs.finished import open_run
+from tests.compressor.conftest import EXTRA, logits, tiny
 from tests.tiny import write_pipeline
 
 
@@ -110,6 +114,7 @@ SHORT = [
 LOADED = """
 import sys
 from compressor import load
+from compressor.checkpoint import save_checkpoint
 from compressor.models.auto import class_for
 from compressor.models.hub import tokenizer_of
 from pathlib import Path
@@ -184,3 +189,13 @@ def test_another_row_is_another_model(row, tmp_path):
         add_row(replace(row, prefixes=prefixes))
         digests.add(resolve(str(folder)).sha256)
     assert len(digests) == 2
+
+
+def test_a_checkpoint_has_buffers_that_no_file_holds(tmp_path, monkeypatch):
+    """A Gemma scales its embeddings by one: whatever a model computes from its config is computed again."""
+    monkeypatch.setitem(EXTRA, "gemma", {"num_key_value_heads": 2, "head_dim": 8})
+    add_row(replace(row_of("llama"), model_type="gemma"))
+    model = tiny("gemma", torch.float32)
+    remove(model, {1: Removal([0], [2])})
+    save_checkpoint(model, tmp_path, tmp_path)
+    assert torch.equal(logits(load(tmp_path)), logits(model))
