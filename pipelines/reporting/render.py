@@ -9,7 +9,7 @@ from typing import Any
 from plotly.offline import get_plotlyjs
 
 from pipelines.reporting.figures import figures
-from pipelines.reporting.further_tokens import further_token_tables
+from pipelines.reporting.further_token_table import further_token_tables
 from pipelines.reporting.generated import generated_tables
 from pipelines.reporting.growth_report import allocation_figures, allocation_tables
 from pipelines.reporting.tables import ReportTable, tables

@@ -48,13 +48,12 @@ def summary(
         comparison_row(roles, "stored bytes", lambda row: row["bytes"], human_bytes, smaller),
         comparison_row(roles, f"FLOPs of a row of {length} tokens", lambda row: row["flops"][length], giga, relative),
         papers_row(roles["compressed"]["paper_flops_ratio"]),
-        *(latency_row(roles, cell, f"p50 latency, batch {cell[0]} × {cell[1]}") for cell in cells),
+        *(latency_row(roles, cell) for cell in cells),
         throughput_row(roles, cells[-1]),
     ]
     # of generating models, and not in benchmarks of earlier versions
     written = [cell for cell in cells if roles["dense"].get("further_tokens")]
-    title = "p50 of a further token, batch {} behind {}"
-    return rows + [latency_row(roles, cell, title.format(*cell), "further_tokens") for cell in written]
+    return rows + [latency_row(roles, cell, "further_tokens") for cell in written]
 
 
 def inserted_row(roles: dict[str, Record]) -> list[Record]:
@@ -93,7 +92,11 @@ def papers_row(ratio: float) -> Record:
     return {"metric": "FLOPs, the papers' way", "dense": "1 ×", "compressed": factor(ratio, 4), "change": factor(ratio, 4)}
 
 
-def latency_row(roles: dict[str, Record], cell: tuple[int, int], title: str, of: str = "latency") -> Record:
+TIMED = {"latency": "p50 latency, batch {} × {}", "further_tokens": "p50 of a further token, batch {} behind {}"}
+"""What was timed at a (batch, length), in words."""
+
+
+def latency_row(roles: dict[str, Record], cell: tuple[int, int], of: str = "latency") -> Record:
     """Row of p50 at one (batch, length), each factor with its 95 % interval over the rounds."""
 
     def change(before: Record, after: Record) -> str:
@@ -103,7 +106,7 @@ def latency_row(roles: dict[str, Record], cell: tuple[int, int], title: str, of:
         low, high = speed.interval
         return f"{faster(speed)} ({significant(low)} to {significant(high)})"
 
-    return row_of(roles, title, lambda record: milliseconds(p50(record, cell, of)), change)
+    return row_of(roles, TIMED[of].format(*cell), lambda record: milliseconds(p50(record, cell, of)), change)
 
 
 def throughput_row(roles: dict[str, Record], cell: tuple[int, int]) -> Record:
