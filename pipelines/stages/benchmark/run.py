@@ -200,13 +200,13 @@ def share_of(
     row: Candidate,
     shape: ModelShape,
     apart: dict[str, int] | None = None,
-    *,
-    length: int,
+    computed: int | None = None,
 ) -> dict[str, Any]:
-    """The share of the machine's limit that a candidate reaches at `length` tokens a row; empty where it is unknown."""
+    """The share of the machine's limit that a candidate reaches at one shape; empty where it is unknown. `computed`: the tokens
+    of a row that a call computes, default all."""
     if limits is None:
         return {}
-    beside = apart["macs"] if apart else 0
+    length, beside = computed or timing.length, apart["macs"] if apart else 0
     flops = shape.flops(length, timing.batch) + 2 * timing.batch * length * beside
     return limits.share(row.precision, flops, shape.read_weights + beside, timing.p50)
 
@@ -271,13 +271,13 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
                 **against_control(metric_inputs[row.name], control if row.model == "compressed" else None),
                 **cost_of(shapes[row.model], shapes["dense"], config.length, delta, apart[row.model]),
                 "latency": [
-                    timing.to_json() | share_of(limits, timing, row, shapes[row.model], apart[row.model], length=timing.length)
+                    timing.to_json() | share_of(limits, timing, row, shapes[row.model], apart[row.model])
                     for timing in timings
                     if timing.variant == row.name
                 ],
                 "real_lengths": [timing.to_json() for timing in real if timing.variant == row.name],
                 "further_tokens": [
-                    timing.to_json() | share_of(limits, timing, row, shapes[row.model], apart[row.model], length=1)
+                    timing.to_json() | share_of(limits, timing, row, shapes[row.model], apart[row.model], computed=1)
                     for timing in further
                     if timing.variant == row.name
                 ],
