@@ -30,6 +30,10 @@ from export.runtimes.runtime import Device
 WARM_UP = 3
 """Untimed calls of every variant at every shape."""
 LEAST_ROUNDS = 5
+TOKENS = 16
+"""Tokens of a generating model whose mean is one sample."""
+TOKEN_SECONDS = 60.0
+"""For the further tokens of all variants behind prompts of one shape."""
 
 
 class Unmeasurable(UserError):
@@ -123,27 +127,22 @@ class Worker:
         """Wait until the model is loaded. Raises UserError E603 with the worker's last line if it died."""
         self._receive()
 
-    def start(self, batch: int, length: int) -> None:
-        """Start one forward pass in the worker; `finish` waits for it."""
-        self._send({"batch": batch, "length": length})
+    def start(self, batch: int, length: int, tokens: int = 0) -> None:
+        """Start one forward pass in the worker, or so many tokens behind prompts of that shape; `finish` waits for it."""
+        self._send({"batch": batch, "length": length} | ({"tokens": tokens} if tokens else {}))
 
     def finish(self) -> float:
-        """Milliseconds of the pass that `start` began."""
+        """Milliseconds of the pass, or of one of the tokens, that `start` began."""
         return self._receive()["ms"]
 
-    def time(self, batch: int, length: int) -> float:
-        """Milliseconds of one forward pass."""
-        self.start(batch, length)
+    def time(self, batch: int, length: int, tokens: int = 0) -> float:
+        """Milliseconds of one forward pass, or of one of so many tokens."""
+        self.start(batch, length, tokens)
         return self.finish()
 
     def time_batches(self, batches: Sequence[Encoding]) -> list[float]:
         """Milliseconds of each of these batches, one after the other."""
         self._send({"batches": [{name: rows.tolist() for name, rows in batch.items()} for batch in batches]})
-        return self._receive()["ms"]
-
-    def time_further_token(self, batch: int, length: int, tokens: int) -> float:
-        """Milliseconds of one of so many tokens that a generating model writes behind prompts of a shape."""
-        self._send({"batch": batch, "length": length, "tokens": tokens})
         return self._receive()["ms"]
 
     def stop(self) -> None:
@@ -189,13 +188,16 @@ def measure(
     *,
     threads: int | None = None,
     seed: int = 0,
+    tokens: int = 0,
+    seconds: float = math.inf,
     on_round: Callable[[], None] = lambda: None,
 ) -> list[Measurement]:
-    """Time every variant at every (batch, length), `rounds` times, interleaved. Raises UserError E603."""
+    """Time every variant at every (batch, length), `rounds` times, interleaved; `seconds` are for one shape. With `tokens`, see
+    `time_shape`. Raises UserError E603."""
     shuffle, results = random.Random(seed), []
     with workers(variants, threads) as live:
         for batch, length in shapes:
-            results += time_shape(live, batch, length, rounds, shuffle, on_round=on_round)
+            results += time_shape(live, batch, length, rounds, shuffle, tokens=tokens, seconds=seconds, on_round=on_round)
     return results
 
 
@@ -206,24 +208,31 @@ def time_shape(
     rounds: int,
     shuffle: random.Random,
     *,
+    tokens: int = 0,
     seconds: float = math.inf,
     on_round: Callable[[], None] = lambda: None,
 ) -> list[Measurement]:
-    """Time interleaved rounds of one shape; after `seconds` no more than `LEAST_ROUNDS`. Raises UserError E603."""
+    """Time interleaved rounds of one shape; after `seconds` no more than `LEAST_ROUNDS`. Raises UserError E603.
+
+    With `tokens`, of models that generate, on the CPU: one of so many tokens of each of `batch` rows behind prompts of `length`
+    tokens, on the cache. They are bound by reading all weights, where a pass over a prompt is bound by arithmetic. The
+    throughput is in tokens/s then.
+    """
     times: dict[str, list[float]] = {worker.variant.name: [] for worker in live}
     # the first call of a shape may compile: all at once, because nothing is timed yet
+    first = min(tokens, 1)
     for worker in live:
-        worker.start(batch, length)
+        worker.start(batch, length, first)
     for worker in live:
         worker.finish()
     for worker in live:
         for _ in range(WARM_UP - 1):
-            worker.time(batch, length)
+            worker.time(batch, length, first)
     end = time.monotonic() + seconds
     for number in range(rounds):
         if number >= LEAST_ROUNDS and time.monotonic() > end:
             break
         for worker in shuffle.sample(live, len(live)):
-            times[worker.variant.name].append(worker.time(batch, length))
+            times[worker.variant.name].append(worker.time(batch, length, tokens))
         on_round()
     return [summarize(name, batch, length, samples) for name, samples in times.items()]

@@ -9,6 +9,7 @@ First line in: the variant. First line out: {"loaded": true}. Then, until stdin 
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import json
@@ -16,12 +17,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
+from export.generation.greedy import Decoder
 from export.latency.programs import private_stdout
-from export.latency.writers import session_writer, torch_writer
 from export.runtimes.feeds import feeds_of, run
 from export.runtimes.runtime_registry import RUNTIMES
 from export.runtimes.sessions import session
@@ -29,12 +30,16 @@ from export.runtimes.sessions import session
 if TYPE_CHECKING:
     from torch import nn
 
-    from export.latency.writers import Writer
     from export.runtimes.runtime import Session
 
 Encoding = dict[str, np.ndarray]
 Timer = Callable[[Encoding], float]
 """Padded int64 inputs (batch, length) -> milliseconds of one forward pass."""
+Writer = Callable[[Encoding, int], float]
+"""Prompts (batch, length) without padding, number of tokens -> milliseconds of one of the tokens behind them, their mean.
+
+The prompts are computed once and not timed. The same token is fed again and again: which one it is does not change the time,
+and choosing the next one is no part of a model."""
 
 
 def milliseconds(once: Callable[[], object], settled: Callable[[], object] = lambda: None) -> float:
@@ -80,7 +85,7 @@ def torch_timer(model: nn.Module, variant: dict[str, Any]) -> Timer:
             names.discard("attention_mask")
         return functools.partial(model, **{name: torch.from_numpy(inputs[name]).to(device) for name in names})
 
-    prepare = Replays(forward) if variant["runtime"] == "cuda graphs" else forward
+    prepare = Latest(lambda inputs: Replay(forward(inputs))) if variant["runtime"] == "cuda graphs" else forward
 
     @torch.inference_mode()
     def timer(inputs: Encoding) -> float:
@@ -128,17 +133,66 @@ class Replay:
         self.graph.replay()
 
 
-class Replays:
-    """The CUDA graph of the inputs that were used last: its memory is freed when the next is captured."""
+Made = TypeVar("Made")
 
-    def __init__(self, forward: Callable[[Encoding], Callable[[], Any]]):
-        self.forward, self.inputs, self.replay = forward, None, None
 
-    def __call__(self, inputs: Encoding) -> Replay:
+class Latest(Generic[Made]):
+    """What was made of the inputs that were used last: its memory is freed before something is made of others."""
+
+    def __init__(self, make: Callable[[Encoding], Made]):
+        self.make, self.inputs, self.made = make, None, None
+
+    def __call__(self, inputs: Encoding) -> Made:
         if self.inputs is None or any(not np.array_equal(self.inputs[name], values) for name, values in inputs.items()):
-            self.replay = None
-            self.inputs, self.replay = inputs, Replay(self.forward(inputs))
-        return self.replay
+            self.made = None
+            self.inputs, self.made = inputs, self.make(inputs)
+        return self.made
+
+
+def session_writer(live: Session) -> Writer:
+    """Of the session of a decoder, on the CPU."""
+
+    def read(prompts: Encoding) -> Decoder:
+        decoder = Decoder(live, len(prompts["input_ids"]))
+        decoder(prompts["input_ids"], prompts["attention_mask"])
+        return decoder
+
+    starts = Latest(read)
+
+    def writer(prompts: Encoding, tokens: int) -> float:
+        decoder = copy.copy(starts(prompts))  # a token replaces the cache, it changes none
+        token = prompts["input_ids"][:, -1:]
+
+        def write() -> None:
+            for _ in range(tokens):
+                decoder(token, np.ones_like(token))
+
+        return milliseconds(write) / tokens
+
+    return writer
+
+
+def torch_writer(model: nn.Module) -> Writer:
+    """Of a model in PyTorch, eager, on the CPU."""
+    import torch
+
+    def ids_of(prompts: Encoding) -> torch.Tensor:
+        return torch.from_numpy(prompts["input_ids"])
+
+    starts = Latest(lambda prompts: model(input_ids=ids_of(prompts), use_cache=True).past_key_values)
+
+    @torch.inference_mode()
+    def writer(prompts: Encoding, tokens: int) -> float:
+        token = ids_of(prompts)[:, -1:]
+        given = {"input_ids": token, "past_key_values": copy.deepcopy(starts(prompts)), "use_cache": True}
+
+        def write() -> None:
+            for _ in range(tokens):
+                model(**given)
+
+        return milliseconds(write) / tokens
+
+    return writer
 
 
 def encoding_of(variant: dict[str, Any], batch: int, length: int) -> Encoding:

@@ -57,7 +57,7 @@ def answer_notes(levels: list[Record]) -> list[str]:
         key: sum(level["answers"][key] for level in levels) for key in ("answers", "near", "wrong", "changed", "unchecked")
     }
     differences = [level["answers"]["max_difference"] for level in levels]
-    worst = "not finite" if None in differences else significant(max(differences))
+    worst = significant(None if None in differences else max(differences))
     if not counts["near"] + counts["wrong"] + counts["changed"]:
         lines = [f"answers: all {counts['answers']:,} as for a row that comes alone (largest difference {worst})"]
     else:

@@ -9,9 +9,14 @@ GAIN = 0.03
 """A factor within 3 % of 1 is not a gain: comparing a runtime with itself may differ by as much."""
 
 
+def is_finite(value: float | None) -> bool:
+    """Whether a number of a record is finite; in JSON the others are null."""
+    return value is not None and math.isfinite(value)
+
+
 def significant(value: float | None, digits: int = 3) -> str:
     """Three significant digits: 1234.5 -> '1,230', 0.38123 -> '0.381', 1.43e-6 -> '1.43e-6'; 'not finite' for NaN, None."""
-    if value is None or not math.isfinite(value):
+    if not is_finite(value):
         return "not finite"
     if value == 0:
         return "0"

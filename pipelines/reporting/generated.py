@@ -9,7 +9,7 @@ from compressor.tasks.decoding.text_metrics import TEXT_METRICS
 from compressor.tasks.decoding.text_quality import change, read_statistics
 from pipelines.engine.stage import Artifact, Inputs
 from pipelines.reporting.format import verdict
-from pipelines.reporting.tables import Column, ReportTable, made, text
+from pipelines.reporting.report_table import Column, ReportTable, made, text
 from pipelines.stages.generated_texts import TEXTS, value_in_words
 
 Record = dict[str, Any]

@@ -14,7 +14,7 @@ from compressor.selection.allocation import ALLOCATION
 from pipelines.engine.stage import Artifact, Inputs
 from pipelines.reporting.figures import COMPRESSED, DENSE, MARGIN, PALE, Figure, layout
 from pipelines.reporting.format import percent
-from pipelines.reporting.tables import Column, ReportTable, count, digits, made, text
+from pipelines.reporting.report_table import Column, ReportTable, count, digits, made, text
 
 Record = dict[str, Any]
 

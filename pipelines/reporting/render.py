@@ -9,10 +9,10 @@ from typing import Any
 from plotly.offline import get_plotlyjs
 
 from pipelines.reporting.figures import figures
-from pipelines.reporting.further_token_table import further_token_tables
 from pipelines.reporting.generated import generated_tables
 from pipelines.reporting.growth_report import allocation_figures, allocation_tables
-from pipelines.reporting.tables import ReportTable, tables
+from pipelines.reporting.report_table import ReportTable
+from pipelines.reporting.tables import tables
 from pipelines.reporting.templates import templates
 from pipelines.reporting.words import facts
 
@@ -38,7 +38,7 @@ def markdown(text: Any) -> str:
 
 def tables_of(report: dict[str, Any]) -> list[ReportTable]:
     """Every table of the report, those of generated texts last."""
-    return [*tables(report), *further_token_tables(report), *allocation_tables(report), *generated_tables(report)]
+    return [*tables(report), *allocation_tables(report), *generated_tables(report)]
 
 
 def to_markdown(report: dict[str, Any]) -> str:

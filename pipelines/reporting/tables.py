@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from operator import itemgetter
-from typing import Any
+from collections.abc import Callable
 
 from compressor.cost import human_bytes
-from pipelines.reporting.candidates import timing
 from pipelines.reporting.format import (
     Speed,
     factor,
     hundredths,
     interval,
-    limit_share,
+    is_finite,
     milliseconds,
     percent,
     points,
@@ -23,37 +18,8 @@ from pipelines.reporting.format import (
     significant,
     verdict,
 )
-
-Record = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Column:
-    """One column: its title, `l`(eft) for words or `r`(ight) for numbers, and the cell that it makes of a record."""
-
-    title: str
-    align: str
-    cell: Callable[[Any], str]
-
-
-@dataclass(frozen=True)
-class ReportTable:
-    """A table. `align` has one letter per column: l(eft) for words, r(ight) for numbers. `rows` hold as many strings."""
-
-    id: str
-    title: str
-    note: str
-    columns: tuple[str, ...]
-    align: str
-    rows: list[tuple[str, ...]]
-
-
-def made(id: str, title: str, columns: Sequence[Column], records: Iterable[Any], note: str) -> ReportTable:
-    """A table with a row for every record."""
-    rows = [tuple(column.cell(record) for column in columns) for record in records]
-    return ReportTable(
-        id, title, note, tuple(column.title for column in columns), "".join(column.align for column in columns), rows
-    )
+from pipelines.reporting.latency_tables import further_tokens, latency, real_lengths, time_by_kind
+from pipelines.reporting.report_table import Column, Record, ReportTable, count, digits, made, text
 
 
 def tables(report: Record) -> list[ReportTable]:
@@ -61,23 +27,9 @@ def tables(report: Record) -> list[ReportTable]:
     if report["measured"] is None:
         return [table for table in (make(report) for make in (bare_summary, quality, density, trainable, parity)) if table.rows]
     chosen = (tried, sensitivity) if report["precision"] else ()
-    every = (summary, quality, steps, *chosen, density, trainable, parity, variants, latency, time_by_kind, real_lengths)
+    every = (summary, quality, steps, *chosen, density, trainable, parity, variants)
+    every += (latency, time_by_kind, real_lengths, further_tokens)
     return [table for table in (make(report) for make in every) if table.rows]
-
-
-def text(key: str) -> Callable[[Record], str]:
-    """A cell that shows the value of a key unchanged, empty if there is none."""
-    return lambda record: str(record.get(key, ""))
-
-
-def count(key: str) -> Callable[[Record], str]:
-    """A cell that shows a whole number."""
-    return lambda record: f"{record[key]:,}"
-
-
-def digits(key: str) -> Callable[[Record], str]:
-    """A cell that shows three significant digits."""
-    return lambda record: significant(record[key])
 
 
 def summary(report: Record) -> ReportTable:
@@ -244,15 +196,15 @@ def parity(report: Record) -> ReportTable:
     def before_and_after(row: Record) -> str:
         return f"{hundredths(row['metric_reference'], unit)} → {hundredths(row['metric_candidate'], unit)}"
 
-    def measured(cell: Callable[[Record], str], otherwise: str = "") -> Callable[[Record], str]:
-        """The cell; `otherwise` for outputs that could not be compared (not finite, or of another shape)."""
-        return lambda row: cell(row) if is_finite(row["max_difference"]) else otherwise
+    def measured(cell: Callable[[Record], str]) -> Callable[[Record], str]:
+        """The cell; empty for outputs that could not be compared (not finite, or of another shape)."""
+        return lambda row: cell(row) if is_finite(row["max_difference"]) else ""
 
     columns = [
         Column("stage", "l", text("stage")),
         Column("check", "l", text("hop")),
         Column("rows", "r", count("rows")),
-        Column("max |Δlogit|", "r", measured(digits("max_difference"), "not finite")),
+        Column("max |Δlogit|", "r", digits("max_difference")),
         Column(agreement, "r", measured(lambda row: hundredths(row["agreement"], unit))),
         Column(metric["title"], "r", measured(before_and_after)),
         Column("of rounding", "r", measured(distance)),
@@ -265,11 +217,6 @@ def parity(report: Record) -> ReportTable:
         "the change by rounding to int8 in PyTorch. Only deployed files must pass; dense files are baselines."
     )
     return made("parity", "Is it the same function?", columns, report["parity"], note)
-
-
-def is_finite(value: float | None) -> bool:
-    """Whether a number of a record is finite; in report.json others are null."""
-    return value is not None and math.isfinite(value)
 
 
 def distance(row: Record) -> str:
@@ -296,104 +243,3 @@ def variants(report: Record) -> ReportTable:
     ]
     note = "Against dense: 95 % interval of the difference in points, a paired bootstrap over the same validation rows."
     return made("variants", "Every variant: quality and size", columns, report["variants"], note)
-
-
-def latency(report: Record) -> ReportTable:
-    base = {(cell["batch"], cell["length"]): cell["p50"] for row in report["variants"][:1] for cell in row["latency"]}
-    columns = [
-        Column("variant", "l", text("name")),
-        Column("batch", "r", count("batch")),
-        Column("length", "r", count("length")),
-        Column("p50 ms", "r", digits("p50")),
-        Column("p95 ms", "r", digits("p95")),
-        Column("p99 ms", "r", digits("p99")),
-        Column("IQR ms", "r", digits("iqr")),
-        Column("rows/s", "r", digits("throughput")),
-        Column("speed-up", "r", lambda row: factor(base[row["batch"], row["length"]] / row["p50"])),
-    ]
-    records = [{**cell, "name": row["name"]} for row in report["variants"] for cell in row["latency"]]
-    rounds = report["measured"]["rounds"]
-    note = f"{rounds} interleaved rounds, so p99 is nearly the slowest of {rounds}. Speed-up is against {report['baseline']}."
-    # measurements on GPUs, and of earlier versions, have no limits
-    if report["measured"].get("limits"):
-        columns.append(Column("of the limit", "r", limit_share))
-        note += (
-            " Of the limit: the least time for the FLOPs at this machine's rate in the file's precision, or for reading the "
-            "weights once from memory where that is longer (memory), over p50."
-        )
-    return made("latency", "Every variant: latency", columns, records, note)
-
-
-SHOWN_SHARE = 0.01
-"""Kinds of work with a smaller share of a pass are left out of the table."""
-
-
-def time_by_kind(report: Record) -> ReportTable:
-    # only files of benchmarks with `profile: true` have one
-    profiled = [(row, row["profile"]) for row in report["variants"] if row.get("profile")]
-    records = [
-        {
-            **kind,
-            "name": row["name"],
-            "p50": timing(row, (profile["batch"], profile["length"]))["p50"],
-            "profiled": profile["ms"],
-        }
-        for row, profile in profiled
-        for kind in profile["kinds"]
-        if kind["share"] >= SHOWN_SHARE
-    ]
-    columns = [
-        Column("variant", "l", text("name")),
-        Column("p50 ms", "r", digits("p50")),
-        Column("profiled pass ms", "r", digits("profiled")),
-        Column("kind of work", "l", text("kind")),
-        Column("ms", "r", digits("ms")),
-        Column("share", "r", lambda row: percent(row["share"])),
-        Column("operators", "l", operators),
-    ]
-    shapes = {f"{profile['batch']} × {profile['length']} tokens" for _, profile in profiled}
-    note = (
-        f"Shares of one forward pass of {', '.join(shapes)}, in a separate process after the timing and with the runtime's own "
-        "profiler, so it may take longer than p50; kinds below 1 % are left out. An operator that joins several counts as one."
-    )
-    return made("profile", "Where the time goes", columns, records, note)
-
-
-def operators(row: Record) -> str:
-    """The operator types that take most of a kind's time, by falling time."""
-    return ", ".join(name for name, ms in row["types"].items() if ms >= row["ms"] / 20 and name != row["kind"])
-
-
-ORDER_WORDS = {"arrival": "as they come", "sorted": "sorted by length"}
-"""How a report calls the orders of rows in which real lengths are timed."""
-
-
-def real_lengths(report: Record) -> ReportTable:
-    # reports of runs before such rows were timed have none
-    records = [{**cell, "name": row["name"]} for row in report["variants"] for cell in row.get("real_lengths", [])]
-    key = itemgetter("batch", "order")
-    base = {key(cell): cell["p50"] for cell in records if cell["name"] == report["baseline"]}
-    columns = [
-        Column("variant", "l", text("name")),
-        Column("batch", "r", count("batch")),
-        Column("order", "l", lambda row: ORDER_WORDS[row["order"]]),
-        Column("rows", "r", count("rows")),
-        Column("shapes", "r", count("shapes")),
-        Column("padding", "r", lambda row: percent(row["padding"])),
-        Column("first pass ms", "r", digits("first_ms")),
-        Column("later p50 ms", "r", digits("p50")),
-        Column("IQR ms", "r", digits("iqr")),
-        Column("a new shape, first ms", "r", digits("new_shape_ms")),
-        Column("later ms", "r", digits("seen_shape_ms")),
-        Column("rows/s", "r", digits("rows_per_second")),
-        Column("tokens/s", "r", digits("tokens_per_second")),
-        Column("speed-up", "r", lambda row: factor(base[key(row)] / row["p50"])),
-    ]
-    rounds = max((row["rounds"] for row in records), default=0)
-    note = (
-        "A pass is some validation rows of their own lengths, each batch padded to its longest. In the first pass of a new "
-        "process every shape is new, and a runtime that compiles for a shape does so there: a new shape is the mean call on "
-        f"the first batch of a shape, then and later. Rows/s, tokens/s (without padding) and speed-up are of the {rounds} "
-        f"later passes, interleaved. Sorted: rows of similar length share a batch. Speed-up is against {report['baseline']}."
-    )
-    return made("real-lengths", "Every variant: rows of their own lengths", columns, records, note)

@@ -20,8 +20,7 @@ from compressor.pruning.surgery import Removal, remove
 from export.generation.greedy import Decoder, generate, open_generator, open_live
 from export.graph.decoder import trace_encoder, trace_generator
 from export.graph.files import save
-from export.latency.worker import encoding
-from export.latency.writers import session_writer
+from export.latency.worker import encoding, session_writer
 from export.runtimes.sessions import session
 from export.standalone.folder import export_folder
 from pipelines.cli.commands import main

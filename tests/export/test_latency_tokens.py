@@ -6,10 +6,8 @@ import torch
 from compressor.checkpoint import save_checkpoint
 from export.graph.decoder import trace_generator
 from export.graph.files import save
-from export.latency.further_tokens import TOKENS, measure_further_tokens
-from export.latency.measure import LatencyVariant
-from export.latency.worker import encoding
-from export.latency.writers import torch_writer
+from export.latency.measure import TOKENS, LatencyVariant, measure
+from export.latency.worker import encoding, torch_writer
 from tests.compressor.conftest import tiny
 from tests.compressor.test_heads import GENERATES
 
@@ -39,7 +37,7 @@ def test_two_runtimes_are_measured_behind_every_shape(model, tmp_path):
         LatencyVariant("onnx", "onnxruntime", graph, vocabulary=99),
     ]
     rounds = []
-    results = measure_further_tokens(variants, [(1, 8), (2, 4)], 3, on_round=lambda: rounds.append(1))
+    results = measure(variants, [(1, 8), (2, 4)], 3, tokens=TOKENS, on_round=lambda: rounds.append(1))
     assert [(r.variant, r.batch, r.length, len(r.samples_ms)) for r in results] == [
         ("torch", 1, 8, 3),
         ("onnx", 1, 8, 3),

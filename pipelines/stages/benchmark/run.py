@@ -22,9 +22,8 @@ from compressor.models.modules import STRUCTURES
 from compressor.pruning.weights import densities, nonzeros
 from compressor.tasks.data import Data, MetricInputs
 from compressor.tasks.features import model_rows, torch_forward
-from export.latency.further_tokens import measure_further_tokens
 from export.latency.machine_limits import Limits, measure_limits
-from export.latency.measure import LatencyVariant, Measurement, measure
+from export.latency.measure import TOKEN_SECONDS, TOKENS, LatencyVariant, Measurement, measure
 from export.latency.passes import Pass, PassMeasurement, measure_passes, passes_of, rows_of
 from export.latency.profiling import measure_profile
 from export.runtimes import sessions
@@ -34,7 +33,8 @@ from pipelines.engine.environment import machine
 from pipelines.engine.stage import Inputs, Workspace
 from pipelines.stages.benchmark.config import STAGE, BenchmarkConfig
 from pipelines.stages.loading import judge_rows, load_data, load_model
-from pipelines.stages.recover.control import CONTROL, control_of, metric_inputs_of_control
+from pipelines.stages.recover.config import CONTROL
+from pipelines.stages.recover.control import control_of, metric_inputs_of_control
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,11 @@ def timed_passes(
 
 
 def timed_tokens(
-    variants: list[LatencyVariant], config: BenchmarkConfig, inputs: Inputs, workspace: Workspace
+    variants: list[LatencyVariant],
+    shapes: list[tuple[int, int]],
+    config: BenchmarkConfig,
+    inputs: Inputs,
+    workspace: Workspace,
 ) -> list[Measurement]:
     """Every variant of a model that generates, on one token at a time behind prompts of every shape. Raises UserError E603."""
     if inputs.task.kind != "generation" or not config.further_tokens:
@@ -159,10 +163,9 @@ def timed_tokens(
     if config.device != "cpu":
         workspace.say("tokens behind a prompt are timed on the CPU only")
         return []
-    shapes = [(batch, length) for length in config.length for batch in config.batch]
     with workspace.progress("measuring further tokens", config.real_rounds * len(shapes)) as bar:
         options = {"threads": inputs.threads, "seed": inputs.seed, "on_round": bar.advance}
-        return measure_further_tokens(variants, shapes, config.real_rounds, **options)
+        return measure(variants, shapes, config.real_rounds, tokens=TOKENS, seconds=TOKEN_SECONDS, **options)
 
 
 def profiles_of(
@@ -248,7 +251,7 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
             options = {"threads": inputs.threads, "seed": inputs.seed, "on_round": bar.advance}
             timings = measure(variants, grid, config.rounds, **options)
         real = timed_passes(variants, real_passes(config, data, inputs.seed), config, inputs, workspace)
-        further = timed_tokens(variants, config, inputs, workspace)
+        further = timed_tokens(variants, grid, config, inputs, workspace)
         profiles = profiles_of(variants, config, inputs, workspace)
     delta = delta_of_dense(inputs)
     apart = {"dense": None, "compressed": inputs.nearest("onnx").metadata.get("apart")}

@@ -29,6 +29,8 @@ from pipelines.stages.training_plan import counted, estimate, planned
 
 DENSE = "dense"
 """The word for the teacher that needs no path."""
+CONTROL = "control"
+"""Folder of the control in the artifact, and of its unfinished training in the stage's work folder."""
 
 
 class RecoverConfig(TrainingConfig):

@@ -40,14 +40,12 @@ from pipelines.reporting.format import scaled
 from pipelines.stages.generated_texts import score_model, with_scores
 from pipelines.stages.loading import judge_rows, load_model, score_tests
 from pipelines.stages.once import once
-from pipelines.stages.recover.config import STAGE, RecoverConfig
+from pipelines.stages.recover.config import CONTROL, STAGE, RecoverConfig
 from pipelines.stages.recover.lessons import Lessons
 from pipelines.stages.recover.preparing import prepare, teaching
 from pipelines.stages.training_plan import PASSES_OF_LABELS
 from pipelines.stages.trainings import load_options, train_model
 
-CONTROL = "control"
-"""Folder of the control in the artifact, and of its unfinished training in the stage's work folder."""
 FINISHED = "finished"
 """Folder of a control in its work folder once it is trained."""
 PREDICTED, FACTS = "predicted.safetensors", "facts.json"
