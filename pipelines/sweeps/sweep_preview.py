@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pipelines.engine.invocation import Run
 from pipelines.engine.runner import prepare
@@ -82,7 +83,7 @@ def stage_rows(trials: Sequence[TrialPreview]) -> list[tuple[str, ...]]:
     ]
 
 
-def _counts(marks: dict[str, bool]) -> tuple[int, int, int]:
+def _counts(marks: Mapping[Any, bool]) -> tuple[int, int, int]:
     reused = sum(marks.values())
     return len(marks), reused, len(marks) - reused
 
@@ -91,7 +92,7 @@ def counted(trials: Sequence[TrialPreview]) -> str:
     """'12 trials: 3 finished, 9 to run; of 36 stages 21 are shared: 10 to run, 5 to reuse'."""
     finished, stages = sum(trial.finished for trial in trials), [stage for trial in trials for stage in trial.stages]
     different = {(stage.id, stage.fingerprint): stage.reused for stage in stages}
-    results, reused, run = _counts({f"{entry} {mark}": there for (entry, mark), there in different.items()})
+    results, reused, run = _counts(different)
     return (
         f"{len(trials)} trials: {finished} finished, {len(trials) - finished} to run; "
         f"of {len(stages)} stages {len(stages) - results} are shared: {run} to run, {reused} to reuse"

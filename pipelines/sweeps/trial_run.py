@@ -19,6 +19,7 @@ from compressor.models.architectures import add_row
 from compressor.tasks.task_kind import kind_for
 from pipelines.engine.stage import Artifact
 from pipelines.file.config import Pipeline
+from pipelines.stages.recover.config import CONTROL
 from pipelines.terminal.last_resort import coded
 
 if TYPE_CHECKING:
@@ -150,8 +151,6 @@ def _floats(facts: Mapping[str, Any]) -> dict[str, float]:
 
 def costs_of(artifacts: Mapping[str, Artifact]) -> dict[str, float]:
     """What a run's model costs, of what its stages measured: trainable parameters, bytes, latency of the fastest file."""
-    from pipelines.stages.recover.control import CONTROL  # imports torch, which the runs before have done
-
     costs: dict[str, float] = {}
     for artifact in artifacts.values():
         metadata = artifact.metadata
