@@ -43,6 +43,7 @@ from compressor.pruning.sizes import per_layer_configs
 from compressor.pruning.surgery import kept_of, restore_kept
 from compressor.storage.changes import describe_changes, restore, restore_masks
 from compressor.storage.live import remember
+from compressor.tasks.task_kind import set_problem_type
 
 STATE_FILE = "state.json"
 FORMAT, READABLE = 4, (2, 3, 4)
@@ -98,6 +99,7 @@ def load_state(folder: Path, base_folder: Path, *, changes: bool = True, seed: i
     """
     description = read_description(folder)
     model = build(base_folder, description["labels"], seed, description["auto_class"])
+    set_problem_type(model.config, description.get("kind", ""))
     with door("E305", "the state", str(folder)), reading_by_library(f"has a {STATE_FILE} that does not fit its base", DAMAGED):
         with _sizes_damaged():
             restore_kept(model, description["kept"])

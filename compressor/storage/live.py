@@ -18,6 +18,7 @@ from compressor.models.hub import GENERATIVE, Reference, auto_class_of, build, h
 from compressor.pruning.surgery import kept_of, restore_kept
 from compressor.storage.changes import restore
 from compressor.storage.delta_file import DAMAGED, DeltaFile, buffer_of, read
+from compressor.tasks.task_kind import set_problem_type
 
 
 def remember(model: nn.Module, reference: str, sha256: str) -> nn.Module:
@@ -146,6 +147,7 @@ def _put_on(model: nn.Module, delta: DeltaFile, path: Path | str) -> nn.Module:
         raise _misfit(error, path) from None
     if delta.head is not None:
         set_head(model, delta.head, delta.labels)
+        set_problem_type(model.config, delta.kind)
     return model.eval()
 
 

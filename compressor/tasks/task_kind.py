@@ -24,6 +24,7 @@ from compressor.tasks.rows import Labels, Split
 if TYPE_CHECKING:
     from tokenizers import Encoding
     from torch import Tensor, nn
+    from transformers import PretrainedConfig
 
 Example = tuple[tuple[Any, ...], Any]
 """The texts of a row, one per column (text, or a tuple of words), and its label."""
@@ -125,6 +126,8 @@ class TaskKind:
       client, a dataclass printed by `str`; raises UserError E717;
     - `written`: a client's text in the form of the training texts; raises UserError E717;
     - `auto_class`: transformers' Auto class of the model (`compressor.models.hub`);
+    - `problem_type`: that of the model's config, where the number of outputs does not tell it: transformers chooses loss and
+      the scores of its own pipelines by it;
     - `encode`: (tokenizer, split, task, file) -> tokens and labels (rows, ...), which mark where the model predicts
       (`compressor.tasks.predictions`); raises UserError E213;
     - `grain`: labels (rows, ...) -> how far one prediction can move the main metric;
@@ -160,6 +163,7 @@ class TaskKind:
     names_classes: bool = False
     shares_base: bool = False
     auto_class: str = SEQUENCES
+    problem_type: str | None = None
     grain: Callable[[np.ndarray], float] = lambda labels: 1 / len(labels)
     spread: Callable[[Labels, list[str]], dict[str, float]] = lambda labels, names: {}
     constant: Callable[[Labels], float | None] = lambda labels: None
@@ -308,6 +312,12 @@ def kind_shown(auto_class: str, outputs: int) -> str:
 def kind_recorded(kind: TaskKind, outputs: int) -> str:
     """What a model's file records of its kind of task: its name where the head would be taken for another kind, else ''."""
     return "" if kind.generates or kind.name == kind_shown(kind.auto_class, outputs) else kind.name
+
+
+def set_problem_type(config: PretrainedConfig, recorded: str) -> None:
+    """Complete the config of a model by the kind that its file records (`kind_recorded`), which its outputs do not tell."""
+    if recorded in KINDS and (problem_type := kind_of(recorded).problem_type):
+        config.problem_type = problem_type
 
 
 def kind_with(outputs: int) -> TaskKind:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 import pytest
 
 from compressor.storage.delta_file import read
-from pipelines.cli.work.delta_work import convert
+from pipelines.cli.work.delta_work import apply, convert
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
 from pipelines.runs.verify import verify
@@ -55,6 +55,7 @@ KINDS = {
 }
 """Kind -> the least value of each metric after merging (far below the usual one, which differs between machines), texts, and
 entries of their predictions."""
+PROBLEM_TYPES = {"multilabel": "multi_label_classification", "choices": "regression"}
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -68,13 +69,18 @@ def run(project):
     return run_pipeline(load_pipeline(project[1]), project[1].parent / "runs")
 
 
-def test_it_learns_and_keeps_what_it_learned(project):
+def test_it_learns_and_keeps_what_it_learned(project, tmp_path):
     kind, path = project
     artifacts = run_pipeline(load_pipeline(path), path.parent / "runs", until="merge").artifacts
     quality, least = artifacts["merge"].metadata["quality"], KINDS[kind][0]
     assert set(quality) == {*least, "interval", "rows"}
     assert all(quality[key] >= value for key, value in least.items()), quality
     assert all(hop["passed"] for made in artifacts.values() for hop in made.metadata.get("parity", []))
+    base = str(path.parent / "model")
+    convert(artifacts["tune"].folder, tmp_path / "delta", base, "delta", None, True)
+    apply(tmp_path / "delta", base, tmp_path / "merged")
+    for folder in (artifacts["merge"].folder, tmp_path / "merged"):  # else transformers' pipeline would make them one choice
+        assert json.loads((folder / "config.json").read_text()).get("problem_type") == PROBLEM_TYPES.get(kind)
 
 
 @pytest.mark.slow

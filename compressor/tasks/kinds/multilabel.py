@@ -206,6 +206,7 @@ KIND = TaskKind(
     distillation=distillation_loss,
     imitation=imitation_loss,
     placeholder=lambda texts: (False,),
+    problem_type="multi_label_classification",
     metrics=(
         Metric("micro_f1", "micro F1", micro_f1, " %", chance=0.0),
         Metric("macro_f1", "macro F1", macro_f1, " %", grain=of_the_rarest),
