@@ -141,7 +141,10 @@ def analyzed(program: Path, model: str, url: str, protocol: str, clients: int, d
     table.unlink(missing_ok=True)
     command = [program, "-m", model, "-u", url, "-i", protocol, "--concurrency-range", clients, "--input-data", data]
     command += ["--measurement-interval", WINDOW_MS, "-s", 999, "-f", table]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    # the program does not look for CUDA's runtime, which is installed beside it
+    libraries = next(program.parent.parent.glob("lib/python*/site-packages/nvidia/cuda_runtime/lib"), "")
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(libraries)}
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, env=environment)
     if not table.is_file():
         raise SystemExit(f"perf_analyzer failed:\n{done.stdout}{done.stderr}")
     with table.open(newline="") as stream:
