@@ -6,6 +6,7 @@ The server, and the bare sessions in turn, use the cores that are named; the cli
 no others. Every round measures everything once; figures are medians of the rounds. A bare session computes the texts that the
 clients send, N at a time (as many as there are clients), sorted by length, in batches of a token budget: all threads on each
 batch ("one session"), or one thread on each of several batches ("in parallel"). "all": all texts at a time, as no server can.
+Beside the deployed setting every instances x threads is measured, or, with --delays, every queue delay (queue_delay.md).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -70,14 +72,24 @@ def bare_rate(version: Path, texts: list[str], threads: int, streams: int, toget
 opened = cache(Bare)
 
 
-def settings_of(config: ModelConfig, cores: int, runtime: Runtime) -> dict[str, ModelConfig]:
-    """The deployed config, and the same with every instances x threads."""
+def settings_of(config: ModelConfig, cores: int, runtime: Runtime, delays: Sequence[int]) -> dict[str, ModelConfig]:
+    """The deployed config, and the same with each of the `delays` (µs), or without them with every instances x threads."""
+    if delays:
+        return {"as deployed": config, **{f"delay {delay} µs": with_delay(config, delay) for delay in delays}}
     delay, budget = config.dynamic_batching.max_queue_delay_microseconds, int(config.parameters[BUDGET].string_value)
     grid = {f"{i} x {t}": configured(config, Setting(i, t, delay, budget), runtime) for i, t in layouts(cores)}
     return {"as deployed": config, **grid}
 
 
-def measured(bench: Bench, rounds: int) -> list[dict[str, Any]]:
+def with_delay(config: ModelConfig, delay: int) -> ModelConfig:
+    """The same config with another queue delay (µs)."""
+    changed = ModelConfig()
+    changed.CopyFrom(config)
+    changed.dynamic_batching.max_queue_delay_microseconds = delay
+    return changed
+
+
+def measured(bench: Bench, rounds: int, delays: Sequence[int]) -> list[dict[str, Any]]:
     """One row for each way of computing and number of clients: medians of the rounds, and of each round's share of what the
     bare sessions reached in it."""
     config, version = read_config(bench.folder), bench.folder / "1"
@@ -89,7 +101,7 @@ def measured(bench: Bench, rounds: int) -> list[dict[str, Any]]:
     with contextlib.ExitStack() as stack, Fleet(bench.traffic) as fleet:
         with on_cores(bench.cores):
             pools = {way: stack.enter_context(multiprocessing.get_context("spawn").Pool(1)) for way in bares}
-        settings = settings_of(config, len(bench.cores), runtime).items()
+        settings = settings_of(config, len(bench.cores), runtime, delays).items()
         servers = {title: stack.enter_context(bench.serve(changed)) for title, changed in settings}
         expected = first_pass(fleet, bench.target(servers["as deployed"]))
         for _ in range(rounds):
@@ -118,13 +130,13 @@ def typical(turns: list[dict[str, float]], clients: str | int, found: dict) -> d
 
 
 def page(record: dict[str, Any]) -> str:
-    """served_texts.md."""
+    """served_texts.md or queue_delay.md."""
     bares = list(record["rows"][0]["shares"])
     where = f"{record['machine']}; server or bare session on {record['server_cores']} cores, clients on {record['clients_on']}"
     lines = [
-        "# Served texts against bare sessions",
+        "# Queue delays of served texts" if record["delays"] else "# Served texts against bare sessions",
         "",
-        f"`python benchmarks/served_texts.py RUN {record['name']} ...`. {where};",
+        f"`python benchmarks/served_texts.py RUN {record['name']} {'--delays ' if record['delays'] else ''}...`. {where};",
     ]
     lines += [f"{record['texts']}, {record['model']}. Medians of {record['rounds']} rounds.", ""]
     titles = ("", "clients", "texts/s", "p50 ms", "p99 ms", "mean batch", *(f"of {way}" for way in bares))
@@ -136,19 +148,25 @@ def cells(row: dict[str, Any], bares: list[str]) -> list[str]:
     return [row["way"], str(row["clients"]), *figures, *(f"{row['shares'][way]:.2f}" for way in bares)]
 
 
+def delays_of(text: str) -> list[int]:
+    """'0,500' -> [0, 500]."""
+    return [int(delay) for delay in text.split(",")]
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("name")
     parser.add_argument("--server-cores", type=cores_of, metavar="N,N,..")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=Path(), help="folder for served_texts.json and .md")
+    parser.add_argument("--delays", type=delays_of, default=(), metavar="N,N,..", help="queue delays to measure (µs)")
+    parser.add_argument("--out", type=Path, default=Path(), help="folder for the record and its page")
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
     cores, others = shared_out(options.server_cores)
     with tempfile.TemporaryDirectory() as scratch, on_cores(others or cores):
         bench = Bench(options.run, f"{options.name}-text", Path(scratch), cores)
-        rows = measured(bench, options.rounds)
+        rows = measured(bench, options.rounds, options.delays)
         facts = read_version(bench.folder / "1")
     record = {
         "machine": processor()["cpu"],
@@ -158,10 +176,12 @@ def main(arguments: list[str] | None = None) -> int:
         "model": f"{facts.runtime} {facts.precision}",
         "texts": bench.traffic.source,
         "rounds": options.rounds,
+        "delays": options.delays,
         "rows": rows,
     }
-    write_record(options.out / "served_texts.json", record)
-    (options.out / "served_texts.md").write_text(page(record))
+    name = "queue_delay" if options.delays else "served_texts"
+    write_record(options.out / f"{name}.json", record)
+    (options.out / f"{name}.md").write_text(page(record))
     print(page(record))
     return 0
 

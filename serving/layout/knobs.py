@@ -28,7 +28,7 @@ class Knobs:
     threads: int | None = None
     max_batch_tokens: int | None = None
     streams: int | None = None
-    max_queue_delay_us: int = 0
+    max_queue_delay_us: int = 250
     max_queue_size: int = 0
     timeout_ms: float | None = None
     warmup: bool = True
