@@ -17,7 +17,7 @@ from serving.layout.text_outputs import TEXT_BACKEND
 from serving.layout.version_file import read_version
 
 BUDGET = "max_batch_tokens"
-DELAYS = (None, 0, 500, 2000, 5000)
+DELAYS = (None, 0, 250, 500, 2000, 5000)
 BUDGETS = (64, 128, 256, 512, 1024, 2048)
 DELAY_SHARE = 0.25
 """Largest share of the latency limit that a request may wait for others."""
@@ -75,12 +75,18 @@ class Grid:
         return tuple(getattr(self, field.name) for field in fields(self))
 
 
-def grid_of(config: ModelConfig, cores: int, p99_ms: float) -> Grid:
-    """The settings that are worth a try on so many cores with this limit of the p99 latency."""
+def grid_of(config: ModelConfig, present: Setting, cores: int, p99_ms: float) -> Grid:
+    """The settings that are worth a try on so many cores with this limit of the p99 latency, and the `present` one."""
     longest = p99_ms * 1000 * DELAY_SHARE
-    delays = tuple(delay for delay in DELAYS if delay is None or (config.max_batch_size > 0 and delay <= longest))
+    delays = {delay for delay in DELAYS if delay is not None and config.max_batch_size > 0 and delay <= longest}
     text = config.backend == TEXT_BACKEND
-    return Grid(layouts(cores), delays[1:] if text and len(delays) > 1 else delays, BUDGETS if text else (None,))
+    known = ({*layouts(cores)}, delays if text and delays else {None, *delays}, {*BUDGETS} if text else {None})
+    own = ((present.instances, present.threads), present.delay_us, present.batch_tokens)
+    return Grid(*(tuple(sorted(values | {value}, key=_none_first)) for values, value in zip(known, own, strict=True)))
+
+
+def _none_first(value: Any) -> tuple[bool, Any]:
+    return value is not None, value
 
 
 def layouts(cores: int) -> tuple[tuple[int, int], ...]:
@@ -91,17 +97,15 @@ def layouts(cores: int) -> tuple[tuple[int, int], ...]:
     )
 
 
-def setting_of(config: ModelConfig, runtime: Runtime) -> Setting:
-    """The setting in a config; `runtime` is that of its model file."""
+def setting_of(config: ModelConfig, runtime: Runtime, cores: int) -> Setting:
+    """The setting in a config; `runtime` is that of its model file. A config without threads shares the `cores` equally."""
     threads, budget = (
-        config.parameters[key].string_value if key in config.parameters else "" for key in (runtime.threads_parameter, BUDGET)
+        int(config.parameters[key].string_value) if key in config.parameters else None
+        for key in (runtime.threads_parameter, BUDGET)
     )
-    return Setting(
-        sum(group.count for group in config.instance_group) or 1,
-        int(threads or 1),
-        config.dynamic_batching.max_queue_delay_microseconds if config.HasField("dynamic_batching") else None,
-        int(budget) if budget else None,
-    )
+    instances = sum(group.count for group in config.instance_group) or 1
+    delay = config.dynamic_batching.max_queue_delay_microseconds if config.HasField("dynamic_batching") else None
+    return Setting(instances, threads or max(1, cores // instances), delay, budget)
 
 
 def configured(config: ModelConfig, setting: Setting, runtime: Runtime, name: str | None = None) -> ModelConfig:

@@ -40,8 +40,9 @@ def tune(
     """
     cores = cores or physical_cores()
     bench = Bench(model_folder, fleet, folder, protocol=protocol, seconds=seconds, say=say)
-    grid = grid_of(bench.config, cores, p99_ms)
-    search = Search(grid, p99_ms / 1000, bench.evaluate, start=2 * cores, present=setting_of(bench.config, bench.runtime))
+    present = setting_of(bench.config, bench.runtime, cores)
+    grid = grid_of(bench.config, present, cores, p99_ms)
+    search = Search(grid, p99_ms / 1000, bench.evaluate, start=2 * cores, present=present)
     say(f"{len(grid.settings())} settings on {cores} cores")
     chosen = search.exhaust(exhaustive_rounds) if exhaustive_rounds else search.run()
     if not chosen.score:

@@ -11,10 +11,12 @@ from triton_parts import FACTS
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from compressor.errors import CheckError, UserError
-from export.runtimes.runtime_registry import RUNTIMES
+from export.runtimes.runtime_registry import CPU_RUNTIMES, RUNTIMES
 from pipelines.cli.commands import main
 from pipelines.cli.work.tune_work import write
 from pipelines.loadtest.tune_report import conclusions, setting_rows, to_markdown
+from serving.layout.knobs import Knobs
+from serving.layout.model_config import text_config
 from serving.loadtest.fleet import Fleet
 from serving.loadtest.traffic import Traffic, token_rows
 from serving.loadtest.tune import bench, setting_grid, trials, tuned
@@ -110,15 +112,26 @@ def test_a_setting_becomes_fields_of_the_config(tmp_path):
     assert changed.dynamic_batching.max_queue_delay_microseconds == 500
     assert not configured(changed, Setting(1, 1, None), RUNTIMES["openvino"]).HasField("dynamic_batching")
     for setting in (Setting(2, 3, 500, 256), Setting(1, 1, None)):
-        assert setting_of(configured(config, setting, RUNTIMES["openvino"]), RUNTIMES["openvino"]) == setting
+        assert setting_of(configured(config, setting, RUNTIMES["openvino"]), RUNTIMES["openvino"], 8) == setting
     text = ModelConfig(name="t", backend="compress_text", max_batch_size=8)
     (tmp_path / "2").mkdir()
     (tmp_path / "2" / "serving.json").write_text(replace(FACTS, runtime="onnxruntime").to_json())
     runtime = runtime_of_model(tmp_path, text)
     assert configured(text, Setting(1, 1, 0, 512), runtime).parameters["max_batch_tokens"].string_value == "512"
-    assert grid_of(text, 2, 10).delays == (0, 500, 2000) and grid_of(config, 2, 10).budgets == (None,)
+    assert grid_of(text, Setting(2, 1, 0, 64), 2, 10).delays == (0, 250, 500, 2000)
+    assert grid_of(config, Setting(2, 1, None), 2, 10).budgets == (None,)
     with pytest.raises(UserError, match="E752 m: nothing is known of the settings of the backend 'tensorrt_plan'"):
         runtime_of_model(tmp_path, ModelConfig(name="m", backend="tensorrt_plan"))
+
+
+@pytest.mark.parametrize("runtime", [name for name in CPU_RUNTIMES if RUNTIMES[name].text_tokens])
+@pytest.mark.parametrize("cores", [1, 2, 3, 4, 6, 16])
+def test_the_deployed_setting_is_one_of_the_grid(runtime, cores):
+    for knobs in (Knobs(), Knobs(threads=3, instances=5), Knobs(max_queue_delay_us=20_000, max_batch_tokens=200)):
+        config = text_config("t", RUNTIMES[runtime], FACTS, knobs)
+        present = setting_of(config, RUNTIMES[runtime], cores)
+        assert present in grid_of(config, present, cores, 50).settings()
+    assert setting_of(text_config("t", RUNTIMES[runtime], FACTS, Knobs(instances=1)), RUNTIMES[runtime], cores).threads == cores
 
 
 def test_settings_that_do_not_fit_in_memory_together_are_apart():
