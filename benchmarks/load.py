@@ -143,7 +143,8 @@ def analyzed(program: Path, model: str, url: str, protocol: str, clients: int, d
     command += ["--measurement-interval", WINDOW_MS, "-s", 999, "-f", table]
     # the program does not look for CUDA's runtime, which is installed beside it
     libraries = next(program.parent.parent.glob("lib/python*/site-packages/nvidia/cuda_runtime/lib"), "")
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(libraries)}
+    given = os.environ.get("LD_LIBRARY_PATH")
+    environment = {**os.environ, "LD_LIBRARY_PATH": ":".join(map(str, filter(None, (given, libraries))))}
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, env=environment)
     if not table.is_file():
         raise SystemExit(f"perf_analyzer failed:\n{done.stdout}{done.stderr}")
