@@ -24,6 +24,7 @@ import numpy as np
 
 from compressor.errors import UserError
 from compressor.tasks.features import Encoding
+from export.latency.core_time import CoreTime
 from export.latency.programs import worker_environment
 from export.runtimes.runtime import Device
 
@@ -67,7 +68,8 @@ class LatencyVariant:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One variant at one shape: percentiles and interquartile range in ms, `throughput` in rows/s at the median."""
+    """One variant at one shape: percentiles and interquartile range in ms, `throughput` in rows/s at the median; `waited` is
+    the share of its process's time in which it waited for a core (`core_time`)."""
 
     variant: str
     batch: int
@@ -78,17 +80,18 @@ class Measurement:
     iqr: float
     throughput: float
     samples_ms: tuple[float, ...]
+    waited: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """The entry of this measurement in measurements.json."""
         return {name: value for name, value in asdict(self).items() if name != "variant"}
 
 
-def summarize(variant: str, batch: int, length: int, samples: Sequence[float]) -> Measurement:
+def summarize(variant: str, batch: int, length: int, samples: Sequence[float], waited: float = 0.0) -> Measurement:
     """Percentiles of one variant's times (ms)."""
     q25, p50, q75, p95, p99 = np.percentile(samples, [25, 50, 75, 95, 99])
     rounded = tuple(round(sample, 4) for sample in samples)
-    return Measurement(variant, batch, length, *map(float, (p50, p95, p99, q75 - q25, 1000 * batch / p50)), rounded)
+    return Measurement(variant, batch, length, *map(float, (p50, p95, p99, q75 - q25, 1000 * batch / p50)), rounded, waited)
 
 
 class Worker:
@@ -144,6 +147,11 @@ class Worker:
         """Milliseconds of each of these batches, one after the other."""
         self._send({"batches": [{name: rows.tolist() for name, rows in batch.items()} for batch in batches]})
         return self._receive()["ms"]
+
+    @property
+    def core_time(self) -> CoreTime:
+        """What the process has had of the cores so far."""
+        return CoreTime.of(self.process.pid)
 
     def stop(self) -> None:
         """Terminate the process at once, whatever it is doing: it may be compiling for minutes."""
@@ -228,6 +236,7 @@ def time_shape(
     for worker in live:
         for _ in range(WARM_UP - 1):
             worker.time(batch, length, first)
+    before = [worker.core_time for worker in live]
     end = time.monotonic() + seconds
     for number in range(rounds):
         if number >= LEAST_ROUNDS and time.monotonic() > end:
@@ -235,4 +244,5 @@ def time_shape(
         for worker in shuffle.sample(live, len(live)):
             times[worker.variant.name].append(worker.time(batch, length, tokens))
         on_round()
-    return [summarize(name, batch, length, samples) for name, samples in times.items()]
+    waited = [start.waited_until(worker.core_time) for start, worker in zip(before, live, strict=True)]
+    return [summarize(name, batch, length, times[name], share) for name, share in zip(times, waited, strict=True)]

@@ -71,7 +71,7 @@ class PassMeasurement:
     """One variant on one pass: milliseconds of the first pass, and median and interquartile range of the later ones.
 
     `new_shape_ms` is the mean call on the first batch of each shape in the first pass, `seen_shape_ms` the mean of the same
-    batches in later passes (the median of each).
+    batches in later passes (the median of each). `waited` is the share of its process's time in which it waited for a core.
     """
 
     variant: str
@@ -91,13 +91,16 @@ class PassMeasurement:
     tokens_per_second: float
     rounds: int
     samples_ms: tuple[float, ...]
+    waited: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """The entry of this measurement in measurements.json."""
         return {name: value for name, value in asdict(self).items() if name != "variant"}
 
 
-def summarize_pass(variant: str, timed: Pass, first: Sequence[float], later: Sequence[Sequence[float]]) -> PassMeasurement:
+def summarize_pass(
+    variant: str, timed: Pass, first: Sequence[float], later: Sequence[Sequence[float]], waited: float = 0.0
+) -> PassMeasurement:
     """The measurement of one variant from the milliseconds of every batch, of the first pass and of each later one."""
     sums, new, facts = [sum(times) for times in later], np.array(timed.new), timed.facts()
     q25, p50, q75 = map(float, np.percentile(sums, [25, 50, 75]))
@@ -113,6 +116,7 @@ def summarize_pass(variant: str, timed: Pass, first: Sequence[float], later: Seq
         tokens_per_second=1000 * facts["tokens"] / p50,
         rounds=len(sums),
         samples_ms=tuple(round(sample, 4) for sample in sums),
+        waited=waited,
     )
 
 
@@ -170,6 +174,7 @@ def time_pass(
 ) -> list[PassMeasurement]:
     """Time one pass in running processes that have not met its shapes. Raises UserError E603."""
     times: dict[str, list[list[float]]] = {worker.variant.name: [] for worker in live}
+    before = [worker.core_time for worker in live]
     end = time.monotonic() + SECONDS
     for number in range(rounds + 1):
         if number > LEAST_ROUNDS and time.monotonic() > end:
@@ -177,4 +182,6 @@ def time_pass(
         for worker in shuffle.sample(live, len(live)):
             times[worker.variant.name].append(worker.time_batches(timed.batches))
         on_round()
-    return [summarize_pass(name, timed, first, later) for name, (first, *later) in times.items()]
+    waited = [start.waited_until(worker.core_time) for start, worker in zip(before, live, strict=True)]
+    rows = zip(times.items(), waited, strict=True)
+    return [summarize_pass(name, timed, first, later, share) for (name, (first, *later)), share in rows]

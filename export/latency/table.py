@@ -13,7 +13,7 @@ import itertools
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +46,14 @@ class LatencyTable:
 
     `sublayers`: structure -> ((units left, ms of one such sublayer), ...) from 0 units (0 ms) up; `block_ms` is the time of a
     block whose sublayers are all empty (norms, residuals), `rest_ms` the time outside the blocks. `facts` describe the
-    measurement.
+    measurement; `waited` is the largest share of a measured process's time in which it waited for a core.
     """
 
     facts: dict[str, Any]
     sublayers: dict[str, tuple[tuple[int, float], ...]]
     block_ms: float
     rest_ms: float
+    waited: float = 0.0
 
     def sublayer_ms(self, structure: str, units: int) -> float:
         """Milliseconds of one sublayer with `units` units left."""
@@ -74,7 +75,7 @@ class LatencyTable:
         try:
             data = json.loads(text)
             rows = {name: tuple((int(n), float(ms)) for n, ms in row) for name, row in data["sublayers"].items()}
-            table = cls(data["facts"], rows, float(data["block_ms"]), float(data["rest_ms"]))
+            table = cls(data["facts"], rows, float(data["block_ms"]), float(data["rest_ms"]), float(data.get("waited", 0)))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError("E803", "the latency table is unreadable", "Delete the file: it is measured again") from error
         if table.facts != json.loads(json.dumps(facts)):
@@ -152,7 +153,8 @@ def measure_table(
             on_step(EXPORT_STEPS)
         options = {"threads": threads, "on_round": lambda: on_step(1)}
         times = times_of(variants, workload, rounds, **options)
-    return fit(facts, [(shape, times[str(number)]) for number, shape in enumerate(shapes)])
+    table = fit(facts, [(shape, times.ms[str(number)]) for number, shape in enumerate(shapes)])
+    return replace(table, waited=times.waited)
 
 
 def turns(workload: Workload, rounds: int) -> int:
@@ -160,12 +162,20 @@ def turns(workload: Workload, rounds: int) -> int:
     return rounds + isinstance(workload, Pass)
 
 
-def times_of(variants: Sequence[LatencyVariant], workload: Workload, rounds: int, **options: Any) -> dict[str, float]:
-    """Milliseconds of every variant, timed in one run with the `options` of `measure`. Raises UserError E603."""
-    if isinstance(workload, Pass):
-        times = undisturbed(measure_passes(variants, [workload], rounds, **options))
-        return {name: ms / len(workload.batches) for name, ms in times.items()}
-    return undisturbed(measure(variants, [workload], rounds, **options))
+@dataclass(frozen=True)
+class Times:
+    """Milliseconds of every variant by its name; `waited` is the largest share of time in which one waited for a core."""
+
+    ms: dict[str, float]
+    waited: float
+
+
+def times_of(variants: Sequence[LatencyVariant], workload: Workload, rounds: int, **options: Any) -> Times:
+    """The times of one run with the `options` of `measure`. Raises UserError E603."""
+    of_rows = isinstance(workload, Pass)
+    rows = (measure_passes if of_rows else measure)(variants, [workload], rounds, **options)
+    calls = len(workload.batches) if of_rows else 1
+    return Times({name: ms / calls for name, ms in undisturbed(rows).items()}, max(row.waited for row in rows))
 
 
 def undisturbed(rows: Sequence[Measurement] | Sequence[PassMeasurement]) -> dict[str, float]:

@@ -8,6 +8,7 @@ from compressor.tasks.task_kind import Metric, kind_for
 from export.runtimes.runtime_registry import RUNTIMES, hop_of
 from pipelines.engine.stage import Artifact, Inputs
 from pipelines.reporting.candidates import Record, cells_of, find, p50, without_samples
+from pipelines.reporting.format import milliseconds
 from pipelines.reporting.generated import generated_record
 from pipelines.reporting.growth_report import allocation_record
 from pipelines.reporting.kept import layers_left
@@ -64,6 +65,7 @@ def gather(inputs: Inputs, measurements: Record) -> Record:
             "providers": measurements["providers"],
             # not measured on GPUs, nor by earlier versions
             "limits": measurements.get("limits"),
+            "waited": measurements.get("waited", 0.0),
         },
         "machine": measurements["machine"],
         **({"generated": generated} if (generated := generated_record(inputs)) else {}),
@@ -266,8 +268,9 @@ def targets(inputs: Inputs, candidates: list[Record]) -> list[Record]:
     times = [ms for row in pair if row and (ms := time_of(row, last["batch"], last["length"]))]
     if len(times) == len(pair):
         dense, compressed = times
-        value, words = (dense / compressed, "{:.2f}x") if last["goal"] == "speedup" else (compressed, "{:.3g} ms")
-        last |= {"benchmark": value, "told": f"{last['told']}, benchmark {words.format(value)}"}
+        speedup = last["goal"] == "speedup"
+        value, told = (dense / compressed, f"{dense / compressed:.2f}x") if speedup else (compressed, milliseconds(compressed))
+        last |= {"benchmark": value, "told": f"{last['told']}, benchmark {told}"}
     return reached
 
 

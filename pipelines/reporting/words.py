@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from compressor.cost import human_bytes
 from compressor.tasks.task_kind import Metric
+from export.latency.core_time import disturbance
 from export.runtimes.runtime_registry import CPU_RUNTIMES, RUNTIMES
 from pipelines.reporting.candidates import Record, find
 from pipelines.reporting.format import (
@@ -228,6 +229,7 @@ def facts(report: Record) -> list[tuple[str, str]]:
         ("Machine", f"{computed_by}, {machine['cores']} cores, {machine['threads']} used, {machine['system']}"),
         ("Instructions", ", ".join(machine["instructions"])),
         ("Limits", limits_text(measured.get("limits"))),
+        ("Disturbed", disturbance(measured.get("waited", 0.0))),
         (
             "Computed by",
             "; ".join(f"{RUNTIMES[name].title}: {provider}" for name, provider in measured.get("providers", {}).items()),
@@ -244,12 +246,13 @@ def facts(report: Record) -> list[tuple[str, str]]:
 
 def aimed(row: Record) -> str:
     """'target 2.00x, predicted 1.97x, measured 1.94x (ONNX fp32, batch 8 × 128; heads by taylor, neurons by taylor)'."""
-    where = (
-        f"{RUNTIMES[row['runtime']].label} {row['precision']}, batch {row['batch']} × {row['length'] or 'own lengths'}; "
-        if "table" in row
-        else ""
-    )
-    return f"{row['told']} ({where}{', '.join(f'{name} by {criterion}' for name, criterion in row['criterion'].items())})"
+    where = ""
+    if "table" in row:
+        where = f"{RUNTIMES[row['runtime']].label} {row['precision']}, batch {row['batch']} × {row['length'] or 'own lengths'}"
+    # whole layers are not ranked by a criterion
+    ranked = ", ".join(f"{name} by {criterion}" for name, criterion in row["criterion"].items())
+    how = "; ".join(filter(None, (where, ranked)))
+    return f"{row['told']} ({how})" if how else row["told"]
 
 
 def removal_text(item: Record) -> str:

@@ -1,7 +1,10 @@
 """The latency table: found again from times that it made, kept sane by force, read only where it belongs. Nothing is timed."""
 
 import itertools
+import json
 import random
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +14,7 @@ from compressor.cost import shape_of
 from compressor.errors import UserError
 from compressor.pruning.surgery import Removal, remove
 from export.latency import table as latency_table
-from export.latency.measure import measure, summarize
+from export.latency.measure import LatencyVariant, measure, summarize
 from export.latency.table import LatencyTable, exported, fit, measure_table, probes, undisturbed
 from tests.compressor.conftest import tiny
 
@@ -70,6 +73,10 @@ def test_a_table_is_read_for_its_own_facts_only():
     text = table.to_json()
     again = LatencyTable.from_json(text, FACTS)
     assert (again.sublayers, again.block_ms, again.rest_ms) == (table.sublayers, 0.25, 1.0)
+    busy = replace(table, waited=0.5).to_json()
+    assert LatencyTable.from_json(busy, FACTS).waited == 0.5
+    earlier = json.dumps({name: value for name, value in json.loads(text).items() if name != "waited"})
+    assert LatencyTable.from_json(earlier, FACTS).waited == 0.0, "tables of earlier versions are read"
     with pytest.raises(UserError, match="E803 the latency table belongs to another model"):
         LatencyTable.from_json(text, {**FACTS, "shape": {"layers": (1, 3)}})
     for broken in (text[:-9], "[]", text.replace("sublayers", "layers")):
@@ -83,6 +90,16 @@ def test_what_disturbs_some_rounds_is_left_out_of_the_ratios():
     found = undisturbed([quiet, disturbed])
     assert found["quiet"] == pytest.approx(2 * found["disturbed"])
     assert undisturbed([quiet]) == {"quiet": pytest.approx(11.0)}
+
+
+def test_a_table_remembers_that_its_processes_waited(monkeypatch):
+    def timed(variants, *_given, **_options):
+        return [summarize(one.name, 2, 6, [10.0 + place] * 3, waited=place / 10) for place, one in enumerate(variants)]
+
+    monkeypatch.setattr(latency_table, "measure", timed)
+    monkeypatch.setattr(latency_table, "exported", lambda name, *_given: LatencyVariant(name, "onnxruntime", Path()))
+    table = measure_table(tiny("bert"), {}, FACTS, workload=(2, 6))
+    assert table.waited == len(probes(tiny("bert"))) / 10
 
 
 @pytest.mark.parametrize(("runtime", "precision"), [("onnxruntime", "fp32"), ("openvino", "int8")])

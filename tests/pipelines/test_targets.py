@@ -3,6 +3,7 @@
 import json
 import math
 import pickle
+from functools import partial
 
 import numpy as np
 import pytest
@@ -184,6 +185,14 @@ def test_a_table_is_of_one_graph():
     assert name(model) != name(model, runtime="openvino")
 
 
+def test_a_key_that_is_null_is_not_given():
+    of_own_lengths = {"speedup": 2.0, "lengths": "data"}
+    assert Target(**of_own_lengths, length=None, flops=None) == Target(**of_own_lengths)
+    assert Target(flops=0.5, batch=None, speedup=None) == Target(flops=0.5)
+    with pytest.raises(ValueError, match="exactly one of speedup"):
+        Target(speedup=None)
+
+
 @pytest.mark.parametrize(("runtime", "package"), [("onnxruntime", "onnxruntime"), ("openvino", "openvino and nncf")])
 def test_a_time_needs_its_runtime(runtime, package, monkeypatch):
     monkeypatch.setattr("export.runtimes.runtime.importlib.util.find_spec", lambda name: None)
@@ -259,6 +268,43 @@ def test_a_measurement_that_other_work_disturbed_is_told(goal, ms, told):
     target = Target(**{goal: {"speedup": 2.0, "p50_ms": 50.0}[goal]})
     first = meet_target.TargetTrial([], {"speedup": 2.0, "p50_ms": 50.0}[goal], 100, ms)
     assert meet_target.is_disturbed(target, first) == told
+
+
+def test_a_measurement_that_waited_for_a_core_is_told():
+    target, trial = Target(speedup=2.0), partial(meet_target.TargetTrial, [], 2.0, 100, 50)
+    assert meet_target.disturbance_of(target, [trial(), trial(waited=0.05)]) == ""
+    assert "waited for a core 40% of their time" in meet_target.disturbance_of(target, [trial(waited=0.4), trial()])
+    assert meet_target.disturbance_of(target, []) == ""
+
+
+def test_other_work_is_told_where_it_made_a_target_unreachable():
+    def refused(table, code="E520"):
+        with pytest.raises(UserError) as found, meet_target.told_of_other_work(table):
+            raise UserError(code, "2.00x is out of reach", "Choose a lower target")
+        return found.value.fix
+
+    busy, quiet = (LatencyTable({}, {}, 0.0, 1.0, waited) for waited in (0.6, 0.0))
+    assert refused(busy).startswith("Stop what else runs")
+    assert {refused(quiet), refused(None), refused(busy, "E803")} == {"Choose a lower target"}
+
+
+@pytest.mark.slow
+def test_out_of_reach_by_a_disturbed_table_is_no_reason_for_a_lower_target(project, tmp_path, monkeypatch, compress):
+    """Nothing that may be removed costs anything: what a table says that was measured beside other work."""
+
+    def disturbed(waited):
+        return lambda model, sample, facts, **_: LatencyTable(dict(facts), {}, 0.0, 9.0, waited)
+
+    monkeypatch.setattr("pipelines.stages.prune.meet_target.measure_table", disturbed(0.6))
+    out = ("--out", tmp_path, "--until", "prune-2")
+    code, shown, error = compress("run", project, *out)
+    assert code == 2 and "waited for a core 60%" in shown
+    assert "E520" in error and "waited for a core 60%" in error and "Stop what else runs" in error
+    code, _, error = compress("run", project, *out)
+    assert code == 2 and "waited for a core 60%" in error, "the table in the cache remembers it"
+    monkeypatch.setattr("pipelines.stages.prune.meet_target.measure_table", disturbed(0.02))
+    code, _, error = compress("run", project, *out, "--force", "prune-2")
+    assert code == 2 and "E520" in error and "Choose a lower target" in error and "waited" not in error
 
 
 # where log(time) is linear in log(share) between 1 (0.46) and 0.5 / 0.46 (0.53), and between that place (0.48) and the latter

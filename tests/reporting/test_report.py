@@ -23,6 +23,7 @@ from pipelines.reporting.format import Speed, faster, gain, points, significant,
 from pipelines.reporting.render import to_html, to_markdown
 from pipelines.reporting.summary import latency_row
 from pipelines.reporting.tables import tables
+from pipelines.reporting.words import aimed
 from pipelines.stages.benchmark.run import cost_of
 from pipelines.stages.report import config as report_stage
 from tests.compressor.conftest import tiny
@@ -484,6 +485,13 @@ def test_measurements_without_limits_are_reported(write, limits):
     assert "of the limit" not in text.lower() and "Limits" not in text and "Limits" not in page(folder).text
 
 
+@pytest.mark.parametrize(("waited", "told"), [({}, False), ({"waited": 0.03}, False), ({"waited": 0.42}, True)])
+def test_a_disturbed_measurement_is_told(write, waited, told):
+    folder = write(edit=lambda measured: measured.update(waited))
+    text = (folder / "report.md").read_text(encoding="utf-8")
+    assert ("waited for a core 42% of their time" in text) == told == ("Disturbed" in page(folder).text)
+
+
 def test_rows_of_their_own_lengths_are_told_with_the_first_time_of_a_shape(write):
     folder = write()
     report, markdown = load(folder), (folder / "report.md").read_text(encoding="utf-8")
@@ -633,6 +641,21 @@ def test_a_target_stands_beside_what_was_measured(write, monkeypatch, target, sa
     folder = write()
     assert says in page(folder).text and says in (folder / "report.md").read_text()
     assert load(folder)["targets"][0]["stage"] == "prune"
+
+
+def test_the_time_of_a_target_is_written_as_every_other_time(write, monkeypatch):
+    """A second or more without an exponent; where whole layers go, nothing ranks units, and no brackets are left empty."""
+    told = {"told": "target 1,500 ms", "criterion": {}, "table": "latency-0", "goal": "p50_ms"}
+    cell = {"batch": 8, "length": 128, "precision": "fp32", "runtime": "onnxruntime"}
+    kind, metadata = STAGES["prune"]
+    monkeypatch.setitem(STAGES, "prune", (kind, {**metadata, "target": {**told, **cell}}))
+
+    def slower(measured):
+        row = next(row for row in measured["candidates"] if row["name"] == "compressed ONNX fp32")
+        next(timed for timed in row["latency"] if (timed["batch"], timed["length"]) == (8, 128))["p50"] = 1234.0
+
+    assert "target 1,500 ms, benchmark 1,230 ms (ONNX fp32, batch 8 × 128)" in page(write(edit=slower)).text
+    assert aimed({"told": "target 0.500 of the FLOPs", "criterion": {}}) == "target 0.500 of the FLOPs"
 
 
 def test_what_precision_auto_tried_is_told_with_its_reasons(write, monkeypatch):

@@ -22,6 +22,7 @@ from compressor.models.modules import STRUCTURES
 from compressor.pruning.weights import densities, nonzeros
 from compressor.tasks.data import Data, MetricInputs
 from compressor.tasks.features import model_rows, torch_forward
+from export.latency.core_time import disturbance
 from export.latency.machine_limits import Limits, measure_limits
 from export.latency.measure import TOKEN_SECONDS, TOKENS, LatencyVariant, Measurement, measure
 from export.latency.passes import Pass, PassMeasurement, measure_passes, passes_of, rows_of
@@ -253,6 +254,9 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
         real = timed_passes(variants, real_passes(config, data, inputs.seed), config, inputs, workspace)
         further = timed_tokens(variants, grid, config, inputs, workspace)
         profiles = profiles_of(variants, config, inputs, workspace)
+    waited = max(timing.waited for timing in (*timings, *real, *further))
+    if told := disturbance(waited):
+        workspace.say(f"{told} (--force benchmark measures again)")
     delta = delta_of_dense(inputs)
     apart = {"dense": None, "compressed": inputs.nearest("onnx").metadata.get("apart")}
     reference, records = metric_inputs[rows[0].name], []
@@ -292,6 +296,7 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
         "rounds": config.rounds,
         "machine": machine([STAGE], inputs.threads, packages_of(row.runtime for row in rows)),
         "limits": limits.to_json() if limits else None,
+        "waited": waited,
         "providers": providers(rows, config.device),
         "baseline": rows[0].name,
         "control": {"stage": recovery.entry, **recovery.metadata[CONTROL]} if recovery else None,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from compressor.pruning.surgery import Removal, remove
 from compressor.tasks.data import Data, tensor_batches
 from compressor.tasks.features import model_rows, pad
 from export.graph.trace import GRAPHS
+from export.latency.core_time import disturbance
 from export.latency.passes import Pass, passes_of, rows_of
 from export.latency.table import KNOTS, LatencyTable, Workload, exported, measure_table, steps, times_of, turns
 from pipelines.engine.environment import distribution
@@ -47,7 +49,9 @@ OFF = 0.1
 DISTURBED = 1.25
 """Factor between the measurement and the prediction of the first widths beyond which other work is suspected."""
 
-DISTURBANCE = "these differ as if other work had disturbed the measurement (--force measures again)"
+DISTURBANCE = "these differ as if other work had disturbed the measurement"
+
+AGAIN = "--force STAGE measures again"
 
 TRIES = 4
 """Largest number of times that widths are chosen and measured."""
@@ -60,12 +64,14 @@ UNTIMED = ("id2label", "label2id", "_name_or_path", "architectures", "transforme
 
 @dataclass(frozen=True)
 class TargetTrial:
-    """Measured widths: milliseconds of the dense and of the pruned model, and the table's prediction."""
+    """Measured widths: milliseconds of the dense and of the pruned model, and the table's prediction; `waited` is the share of
+    time in which their processes waited for a core."""
 
     widths: Widths
     predicted: float
     dense_ms: float
     ms: float
+    waited: float = 0.0
 
     def excess(self, target: Target) -> float:
         """The measured time over the maximum allowed: at most 1 where the target is met."""
@@ -74,7 +80,8 @@ class TargetTrial:
     def to_json(self, target: Target) -> dict[str, float]:
         """Record of the trial, `measured` in the target's unit."""
         measured = target.reached(self.ms, self.dense_ms)
-        return {"predicted": self.predicted, "measured": measured, "dense_ms": self.dense_ms, "ms": self.ms}
+        times = {"dense_ms": self.dense_ms, "ms": self.ms, "waited": self.waited}
+        return {"predicted": self.predicted, "measured": measured, **times}
 
 
 def settled(choose: Callable[..., Widths | None], trial: Callable[[Widths], TargetTrial], target: Target) -> list[TargetTrial]:
@@ -151,7 +158,10 @@ def latency_table(target: Target, dense: nn.Module, inputs: Inputs, data: Data, 
             )
         return table.to_json().encode()
 
-    return LatencyTable.from_json(once(name, measure, workspace).decode(), facts)
+    table = LatencyTable.from_json(once(name, measure, workspace).decode(), facts)
+    if told := disturbance(table.waited):
+        workspace.say(f"{name}: {told} ({AGAIN})")
+    return table
 
 
 def prices(
@@ -227,7 +237,8 @@ def sample_of(data: Data) -> dict[str, np.ndarray]:
 def measured(
     target: Target, dense: nn.Module, pruned: nn.Module, inputs: Inputs, data: Data, workspace: Workspace
 ) -> list[float]:
-    """Milliseconds of the dense and the pruned model (no chains), exported and timed in one interleaved run."""
+    """Milliseconds of the dense and the pruned model (no chains), exported and timed in one interleaved run, and the share of
+    time in which their processes waited for a core."""
     workload = workload_of(target, inputs, data)
     with (
         tempfile.TemporaryDirectory() as scratch,
@@ -238,7 +249,7 @@ def measured(
         variants = [exported(name, model, sample_of(data), Path(scratch), *how) for name, model in pair]
         options = {"threads": inputs.threads, "seed": inputs.seed, "on_round": bar.advance}
         times = times_of(variants, workload, target.rounds, **options)
-    return [times["dense"], times["pruned"]]
+    return [times.ms["dense"], times.ms["pruned"], times.waited]
 
 
 def meet(
@@ -267,7 +278,8 @@ def meet(
         tried = [trial(None)] if table else []
     else:
         find_widths = partial(widths, search, before, shape_of(dense), measure)
-        find_widths(None)  # report a target out of reach before prices are measured
+        with told_of_other_work(table):
+            find_widths(None)  # report a target out of reach before prices are measured
         settings = [ScoreSettings(*pair, search.rows) for pair in search.criteria.items()]
         scores = {setting.structure: score(setting, model, base, inputs.seed, data, workspace) for setting in settings}
         choose = partial(find_widths, prices(search, scores, model, inputs, data, workspace))  # of the share that may be spent
@@ -279,10 +291,29 @@ def meet(
     record |= record["tried"][used] if tried else {"predicted": target.reached(measure(shape_of(model)), dense_cost)}
     which = f"; the {ORDINALS[used]} widths are used" if used < len(tried) - 1 else ""
     sentence = f"target {target.say(target.value)}, {say_tried(target, record['tried'] or [record])}{which}"
-    if tried and is_disturbed(target, tried[0]):
-        sentence = f"{sentence}; {DISTURBANCE}"
+    if why := disturbance_of(target, tried):
+        sentence = f"{sentence}; {why} ({AGAIN})"
     workspace.say(sentence)
     return {**record, "told": sentence}
+
+
+@contextlib.contextmanager
+def told_of_other_work(table: LatencyTable | None) -> Iterator[None]:
+    """Where a target is out of reach (UserError E520) by a table that was measured beside other work, say that first."""
+    try:
+        yield
+    except UserError as error:
+        told = disturbance(table.waited) if table else ""
+        if error.code != "E520" or not told:
+            raise
+        fix = f"Stop what else runs on this machine, then {AGAIN}"
+        raise UserError("E520", f"{error.what}; while the times were taken, {told}", fix) from error
+
+
+def disturbance_of(target: Target, tried: Sequence[TargetTrial]) -> str:
+    """What says that other work disturbed the measurements; '' where nothing does."""
+    told = disturbance(max((attempt.waited for attempt in tried), default=0.0))
+    return told or (DISTURBANCE if tried and is_disturbed(target, tried[0]) else "")
 
 
 def is_disturbed(target: Target, first: TargetTrial) -> bool:

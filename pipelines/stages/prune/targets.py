@@ -44,6 +44,12 @@ class Target(BaseModel):
     precision: Literal[*CPU_PRECISIONS] = Field(default="fp32", description="precision of the measured files")
     rounds: int = Field(default=20, ge=3, le=limits.ROUNDS, description="rounds of the measurement")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_not_given(cls, given: Any) -> Any:
+        """So that --set KEY=null takes a key of the file away."""
+        return {key: value for key, value in given.items() if value is not None} if isinstance(given, dict) else given
+
     @field_validator(*GOALS, mode="before")
     @classmethod
     def _one_value(cls, value: Any) -> Any:
