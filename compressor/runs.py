@@ -16,11 +16,12 @@ import yaml
 from compressor import checkpoint
 from compressor.digests import sha256_of
 from compressor.errors import UserError
+from compressor.run_store import STORE, store_of
 
 if TYPE_CHECKING:
     from torch import nn
 
-LOCK_FILE, MANIFEST, RUN_FILE, STORE = "pipeline.lock.yaml", "artifact.json", "run.json", ".store"
+LOCK_FILE, MANIFEST, RUN_FILE = "pipeline.lock.yaml", "artifact.json", "run.json"
 MOST_BYTES, MOST_DEPTH = 2**26, 40
 """Largest size and nesting of a lock file or a manifest."""
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -66,8 +67,7 @@ def _last_model(lock: Mapping[str, Any], folder: Path) -> tuple[dict[str, Any], 
     sound = isinstance(artifact, str) and NAME.fullmatch(artifact) and isinstance(files, Mapping) and files
     if not sound or not all(_is_file(name, sha256) for name, sha256 in files.items()):
         raise _damaged(LOCK_FILE, folder)
-    # the name is the path below the folder of all runs: a sweep's run has two parts
-    return dict(row), folder.absolute().parents[len(parts) - 1] / STORE
+    return dict(row), store_of(folder, name, artifact)
 
 
 def _lock(path: Path) -> dict[str, Any]:

@@ -19,6 +19,9 @@ from pipelines.engine.stage_inputs import by_key
 from pipelines.engine.store import digest, replace_files
 from pipelines.file.config import without_id
 
+REPORTS = ("report.html", "report.md", "report.json")
+"""The files of a report, the one to be shown first; a user may keep others beside them, such as report.pdf."""
+
 
 def write_account(run: Run, status: str, error: CompressError | None = None) -> None:
     """Write run.json: the progress of this attempt, and how it ended. Raises OSError."""
@@ -41,7 +44,10 @@ def write_account(run: Run, status: str, error: CompressError | None = None) -> 
 
 
 def publish_results(run: Run) -> None:
-    """Replace an earlier run's lock file and results for the user by those of this run: reports, files of tasks."""
+    """Replace an earlier run's lock file and results for the user by those of this run: reports, files of tasks.
+
+    Files of the user beside them stay.
+    """
     results: dict[Path, Path] = {}
     for artifact in run.artifacts:
         for path in sorted(artifact.folder.glob("report.*" if artifact.kind == "report" else f"{TASKS}/*")):
@@ -50,9 +56,9 @@ def publish_results(run: Run) -> None:
         folder.mkdir(exist_ok=True)
     contents = {place: path.read_bytes() for place, path in results.items()}
     replace_files({**contents, run.folder / LOCK_FILE: _lock_file(run)})
-    for earlier in [*run.folder.glob("report.*"), *run.folder.glob(f"{TASKS}/*")]:
+    for earlier in [*(run.folder / name for name in REPORTS), *run.folder.glob(f"{TASKS}/*.safetensors")]:
         if earlier not in results:
-            earlier.unlink()
+            earlier.unlink(missing_ok=True)
 
 
 def _row(architecture: Architecture | None) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 from compressor.errors import UserError
 from compressor.models.files.damage import door
 from compressor.models.row_file import use_stored_row
+from compressor.run_store import store_of
 from pipelines.engine.attempt import Attempt, last_attempt
 from pipelines.engine.lockfile import LOCK_FILE, read_lock
 from pipelines.engine.stage import Artifact
@@ -27,8 +28,8 @@ class FinishedRun:
 
     @property
     def store(self) -> Store:
-        # the name is the path below `--out`: a sweep's variant has two parts
-        return Store(self.folder.absolute().parents[len(Path(self.lock["name"]).parts) - 1] / ".store")
+        last = self.lock["stages"][-1]["artifact"] if self.lock["stages"] else ""
+        return Store(store_of(self.folder, self.lock["name"], last))
 
     @property
     def model(self) -> str:

@@ -15,13 +15,14 @@ from serving.running import log_folder
 class Served:
     """A deployed Triton model repository, and whether its models take pairs of texts. `outdated` as in its run.
 
-    `logs` is the folder for the logs of its servers.
+    `logs` is the folder for the logs of its servers, `run` that of the run; None for a repository alone.
     """
 
     repository: Path
     logs: Path
     pairs: bool = False
     outdated: str = ""
+    run: Path | None = None
 
 
 def find_repository(run: Path, *, empty: bool = False) -> Served:
@@ -39,4 +40,4 @@ def find_repository(run: Path, *, empty: bool = False) -> Served:
     artifact = finished.verify(stage)
     text = (finished.lock.get("task") or {}).get("text")
     pairs = isinstance(text, list) and len(text) == 2
-    return Served(artifact.folder / "repository", run / "logs", pairs, finished.outdated)
+    return Served(artifact.folder / "repository", run / "logs", pairs, finished.outdated, run)

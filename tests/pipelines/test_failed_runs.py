@@ -2,6 +2,7 @@
 
 import json
 import random
+from pathlib import Path
 
 import pytest
 import yaml
@@ -207,6 +208,16 @@ def test_a_run_until_a_stage_is_a_run_of_fewer_stages(project, out, compress):
     assert not [one for one in verify(run) if one.hop == "the last attempt"]
 
 
+def test_a_run_removes_no_file_of_the_user(project, out):
+    run = go(project, out).folder
+    mine = [run / "report.pdf", run / "tasks" / "notes.txt"]
+    mine[1].parent.mkdir()
+    for path in mine:
+        path.write_text("mine")
+    go(project, out, until="tune")
+    assert all(path.is_file() for path in mine) and not (run / "report.json").exists()
+
+
 def test_a_model_that_only_a_failed_attempt_had(project, out):
     from pipelines.runs.finished import open_run
 
@@ -219,6 +230,20 @@ def test_a_model_that_only_a_failed_attempt_had(project, out):
     with pytest.raises(UserError, match="E501"):
         go(project, out, f"model={other}")
     assert open_run(run).model == "./model"
+
+
+def test_a_run_is_opened_through_a_link_and_from_inside(project, out, tmp_path, monkeypatch):
+    from pipelines.runs.finished import open_run
+
+    run = go(project, out).folder
+    (tmp_path / "latest").symlink_to(run)
+    monkeypatch.chdir(run / "logs")
+    for place in (run, tmp_path / "latest", Path("..")):
+        finished = open_run(place)
+        assert [finished.verify(stage).entry for stage in finished.lock["stages"]] == ["select", "tune", "prune", "report"]
+    moved = run.rename(tmp_path / "other_disk")
+    run.symlink_to(moved)
+    assert open_run(run).store.root == out / ".store"
 
 
 def test_a_sweep_tells_failed_checks_behind_its_table(project, out, monkeypatch):

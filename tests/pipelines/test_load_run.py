@@ -63,6 +63,11 @@ def test_a_run_in_a_subfolder_finds_the_store_of_all(runs):
     assert compressor.load(runs / "sweep" / "a").config.per_layer_config
 
 
+def test_a_link_to_a_run_is_as_good_as_its_folder(runs, tmp_path):
+    (tmp_path / "latest").symlink_to(runs / "tiny")
+    assert compressor.load(tmp_path / "latest").config.per_layer_config
+
+
 def test_a_run_without_a_model(runs):
     lock = runs / "tiny" / "pipeline.lock.yaml"
     whole = yaml.safe_load(lock.read_text())
