@@ -32,7 +32,7 @@ from pipelines.engine.invocation import (
     stopping,
 )
 from pipelines.engine.preflight import check_folder, check_inputs, check_packages, make_plan
-from pipelines.engine.results import publish_results, write_account
+from pipelines.engine.results import REPORTS, publish_results, write_account
 from pipelines.engine.stage import Artifact, Entry, Stage
 from pipelines.engine.stage_inputs import fingerprint_of, inputs_of
 from pipelines.engine.store import canonical
@@ -91,7 +91,11 @@ def prepare(
     first = len(pipeline.stages) if from_ is None else pipeline.number(from_, "--from")
     if from_ is not None and first > last:
         raise UserError("E111", f"--from {from_} comes after --until {until}", "Swap them, or drop one")
-    again = {pipeline.number(entry, "--force") for entry in force} | set(range(first, len(pipeline.stages)))
+    forced = {pipeline.number(entry, "--force"): entry for entry in force}
+    if forced and max(forced) > last:
+        what = f"--force {forced[max(forced)]} comes after --until {until}"
+        raise UserError("E111", what, "Name a later --until, or drop one")
+    again = {*forced, *range(first, len(pipeline.stages))}
     return Run(check_inputs(pipeline), out.absolute(), pipeline.threads or default_threads(), frozenset(again), last)
 
 
@@ -156,7 +160,7 @@ def _execute(run: Run, console: Console) -> RunResult:
             stop.reported = True
         raise
     reused = tuple(record["id"] for record in run.records if record["reused"])
-    report = next((path for ending in ("html", "md", "json") if (path := run.folder / f"report.{ending}").is_file()), None)
+    report = next((path for name in REPORTS if (path := run.folder / name).is_file()), None)
     artifacts = {artifact.entry: artifact for artifact in run.artifacts}
     return RunResult(run.folder, artifacts, reused, report, failures=tuple(run.failures))
 

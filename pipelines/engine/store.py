@@ -211,12 +211,20 @@ class Store:
 
     def sweep(self) -> None:
         """Remove remains of killed processes, unfinished trainings after a week; what a running process uses stays."""
-        old = [path for path in self.root.glob(".unfinished-*") if time.time() - path.stat().st_mtime > KEEP_UNFINISHED]
+        old = [path for path in self.root.glob(".unfinished-*") if _age(path) > KEEP_UNFINISHED]
         for folder in [*self.root.glob(".work-*"), *self.root.glob(".old-*"), *self.root.glob(".lock-*"), *old]:
             name = folder.name.split("-", 1)[1]
             with contextlib.suppress(Locked, FileNotFoundError), lock(self.root / f".lock-{name}"):
                 if not folder.name.startswith(".lock-"):
                     shutil.rmtree(folder)
+
+
+def _age(path: Path) -> float:
+    """Seconds since the last change of a folder; 0 where another process has just removed it."""
+    try:
+        return time.time() - path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 def _manifest(folder: Path, entry: str) -> dict[str, Any]:

@@ -72,10 +72,13 @@ def recipe_files() -> list[Path]:
 
 
 def find_pipeline(name: str) -> Path:
-    """Path of the pipeline file `name`, or of the bundled recipe of that name. Raises UserError E110."""
+    """Path of the pipeline file `name`, or of the bundled recipe of that name, which a folder called so does not hide.
+
+    Raises UserError E110.
+    """
     recipes = {recipe.stem: recipe for recipe in recipe_files()}
     try:
-        if Path(name).exists():
+        if Path(name).exists() and not (name in recipes and Path(name).is_dir()):
             return Path(name)
     except OSError:  # a name that is too long
         pass

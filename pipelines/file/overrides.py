@@ -16,7 +16,7 @@ from pipelines.engine import stage as stage_table
 from pipelines.engine.stage import load_stage
 from pipelines.file.faults import nearest
 from pipelines.file.pipeline_file import PipelineFile
-from pipelines.file.task_keys import names_file
+from pipelines.file.task_keys import names_path
 from pipelines.file.yaml_source import KeyPath, YamlSource, dotted, parse
 
 TRAININGS = "trainings."
@@ -187,15 +187,15 @@ def _advice(name: str, names: Sequence[str]) -> str:
 
 
 def _from_here(path: KeyPath, value: Any) -> Any:
-    """Resolve a path from the command line relative to the current folder, not to the pipeline file."""
-    if isinstance(value, dict) and names_file(path):
+    """Resolve the paths of the command line relative to the current folder, not to the pipeline file."""
+    if isinstance(value, dict):
         return {name: _from_here((*path, name), inner) for name, inner in value.items()}
     if not isinstance(value, str) or is_hub(value):
         return value
     name = path[2] if path[0] == "stages" and len(path) > 2 else None
     of_stage = load_stage(name) if name in stage_table.STAGE_NAMES else None
-    data_file = path[-1] in of_stage.beside.files if of_stage else names_file(path)
+    of_file = path[-1] in of_stage.beside.files if of_stage else path == ("architecture",) or names_path(path)
     model = path == ("model",) or (of_stage is not None and path[-1] in of_stage.beside.models)
-    if data_file or (model and (value.startswith((".", "~")) or os.path.isdir(value))):
+    if of_file or (model and (value.startswith((".", "~")) or os.path.isdir(value))):
         return str(Path.cwd() / from_home(value))
     return value

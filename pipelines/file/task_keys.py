@@ -17,9 +17,9 @@ PATH_KEYS = ("train", "validation", "test")
 """Keys of a task that name data files; `test` may name several."""
 
 
-def names_file(path: KeyPath) -> bool:
-    """Whether the key at a path of a pipeline file is one of a task that names a data file, or several."""
-    return path[{"task": 1, "tasks": 2}.get(path[0], len(path)) :][:1] in {(key,) for key in PATH_KEYS}
+def names_path(path: KeyPath) -> bool:
+    """Whether the key at a path of a pipeline file is one of a task that names a data file, or several, or GLUE's folder."""
+    return path[{"task": 1, "tasks": 2}.get(path[0], len(path)) :][:1] in {(key,) for key in (*PATH_KEYS, "folder")}
 
 
 def with_paths(task: TaskConfig, folder: Path) -> TaskConfig:

@@ -89,6 +89,20 @@ def test_top_level_overrides_and_paths_from_here(write, tmp_path, monkeypatch):
     assert load_pipeline(write(), ["model=org/name"]).model == "org/name"
 
 
+def test_paths_in_a_whole_task_and_of_a_row_are_from_here_too(write, tmp_path, monkeypatch):
+    glue = tmp_path / "here" / "GLUE" / "SST-2"
+    glue.mkdir(parents=True)
+    for name in ("train.tsv", "dev.tsv"):
+        (glue / name).touch()
+    monkeypatch.chdir(tmp_path / "here")
+    task = load_pipeline(write(), ["task={train: a.tsv, validation: sub/b.tsv, test: {old: c.tsv}, text: x}"]).task
+    here = Path.cwd()
+    assert (task.train, task.validation, task.test) == (here / "a.tsv", here / "sub/b.tsv", {"old": here / "c.tsv"})
+    assert load_pipeline(write(), ["task={glue: sst2, folder: GLUE}"]).task.train == glue / "train.tsv"
+    with pytest.raises(UserError, match=f"E320 {here}/row.json: no such file"):
+        load_pipeline(write(), ["architecture=row.json"])
+
+
 def test_a_name_of_digits_is_a_key_and_no_place(write, tmp_path):
     path = write()
     path.write_text(path.read_text().replace("text:", "test: {2019: old.tsv, 2020: b.tsv}, text:"))
@@ -145,14 +159,14 @@ LONG = "a" * 300
         (["task=glue/sst2", "task={glue: sst2, folder: ~nobody.at.all}"], "E233 {mark}: "),
         (["task=glue/sst2", f"task={{glue: sst2, folder: {LONG}}}"], "E233 {mark}: "),
         (["task.train=hub:~nobody.at.all/x/train"], "E231 {mark}: "),
-        (["architecture=~nobody.at.all/row.json"], "E320 {folder}/~nobody.at.all/row.json: no such file"),
-        ([f"architecture={LONG}"], f"E320 {{folder}}/{LONG}: no such file"),
+        (["architecture=~nobody.at.all/row.json"], "E320 {here}/~nobody.at.all/row.json: no such file"),
+        ([f"architecture={LONG}"], f"E320 {{here}}/{LONG}: no such file"),
     ],
 )
-def test_paths_that_no_file_can_have_are_told(write, tmp_path, overrides, says):
+def test_paths_that_no_file_can_have_are_told(write, overrides, says):
     with pytest.raises(UserError) as error:
         load_pipeline(write(), overrides)
-    assert str(error.value).startswith(says.format(mark=f"--set {overrides[-1]}", folder=tmp_path))
+    assert str(error.value).startswith(says.format(mark=f"--set {overrides[-1]}", here=Path.cwd()))
 
 
 def test_the_home_of_nobody_is_a_path_like_any_other(write, tmp_path):
@@ -260,11 +274,14 @@ def test_a_select_that_nobody_uses_is_refused_at_its_line(write, stages, place, 
     assert [str(error).startswith(start + says) for error in caught.value.errors] == [True]
 
 
-def test_recipes_are_found_by_name_and_are_right():
+def test_recipes_are_found_by_name_and_are_right(tmp_path, monkeypatch):
     assert {entry.id for entry in load_pipeline(find_pipeline("quickstart")).stages} >= {"tune", "prune", "deploy", "report"}
     assert load_pipeline(find_pipeline("paper")).name == "paper"
     with pytest.raises(UserError, match=r"E110 no pipeline file .quikstart.\. Did you mean .quickstart."):
         find_pipeline("quikstart")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "paper").mkdir()
+    assert load_pipeline(find_pipeline("paper")).name == "paper"
 
 
 @pytest.mark.parametrize(

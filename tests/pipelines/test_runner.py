@@ -137,8 +137,17 @@ def test_from_until_and_force(project, out, options, again):
     assert tree(out / ".store") == before
 
 
-@pytest.mark.parametrize("options", [{"from_": "tun"}, {"until": "x"}, {"force": ["x"]}, {"from_": "prune", "until": "tune"}])
-def test_unknown_stages_in_options_write_nothing(project, out, options):
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"from_": "tun"},
+        {"until": "x"},
+        {"force": ["x"]},
+        {"from_": "prune", "until": "tune"},
+        {"force": ["tune", "prune"], "until": "tune"},
+    ],
+)
+def test_unknown_stages_in_options_and_those_that_would_not_run_write_nothing(project, out, options):
     with pytest.raises(UserError) as error:
         go(project, out, **options)
     assert error.value.code == "E111"
@@ -321,6 +330,13 @@ def test_a_killed_run_ends_in_the_same_bytes(project, tmp_path, kills):
         assert tree(folder / ".store") == expected
         interrupted.add(len(finished))
     assert len(interrupted) > 2, "the moments fall into different stages"
+
+
+def test_what_another_run_publishes_meanwhile_does_not_end_this_one(tmp_path, monkeypatch):
+    """Its unfinished training is gone between the look into the store and the look at its age."""
+    store, gone = Store(tmp_path), tmp_path / ".unfinished-tune-0"
+    monkeypatch.setattr(type(tmp_path), "glob", lambda _, pattern: [gone] if pattern.startswith(".unfinished") else [])
+    store.sweep()
 
 
 @pytest.mark.parametrize(

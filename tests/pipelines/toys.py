@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import importlib
 import json
 import logging
 import os
@@ -174,9 +176,11 @@ def install(monkeypatch) -> None:
 def add(monkeypatch, stage: Stage) -> None:
     """Put one more stage into the table until the test ends."""
     monkeypatch.setattr(stage_table, "STAGE_NAMES", (*stage_table.STAGE_NAMES, stage.name))
-    module = types.ModuleType(stage.name)
+    module, place = types.ModuleType(stage.name), f"pipelines.stages.{stage.name}.config"
+    with contextlib.suppress(ModuleNotFoundError):  # what commands import of the real one stays there
+        vars(module).update(vars(importlib.import_module(place)))
     module.STAGE = stage
-    monkeypatch.setitem(sys.modules, f"pipelines.stages.{stage.name}.config", module)
+    monkeypatch.setitem(sys.modules, place, module)
 
 
 def replace(monkeypatch, name: str, run=None, **traits) -> None:
