@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from compressor.errors import CheckError
 from compressor.tasks.data import Data, TokenRows
 from compressor.tasks.features import predict, torch_forward
 from compressor.tasks.task_kind import kind_of
@@ -39,15 +40,10 @@ def rows_of(model, count):
     return TokenRows([tokens[row] for row in surest], logits[surest].argmax(axis=1), kind_of("classification"))
 
 
-@pytest.fixture(scope="module")
-def kept(tmp_path_factory):
-    """(records, files, account, folder, what was said, data); the clock says that int8 is the fastest."""
-    model = tiny("bert", torch.float32)
-    with torch.no_grad():
-        model.bert.encoder.layer[1].intermediate.dense.bias[0] = 3000.0
-        model.bert.encoder.layer[1].output.dense.weight[:, 0] = 0.0
+def chosen(folder, patch, model):
+    """(what was written, account, what was said, data); the clock says that int8 is the fastest."""
     data = Data(rows_of(model, 40), rows_of(model, 60), ["a", "b", "c"], 1)
-    bar, said, folder = SimpleNamespace(advance=lambda steps=1: None), [], tmp_path_factory.mktemp("kept")
+    bar, said = SimpleNamespace(advance=lambda steps=1: None), []
     workspace = SimpleNamespace(
         folder=folder,
         progress=lambda *_: nullcontext(bar),
@@ -60,9 +56,20 @@ def kept(tmp_path_factory):
     def clock(self, trials):
         return [replace(trial, ms=(ms := {"int8": 1.0, "fp32": 2.0}[trial.precision]), speed=2 / ms) for trial in trials]
 
+    patch.setattr(precision.PrecisionSearch, "clock", clock)
+    made, account = precision.choose_precision(model, ExportConfig(precision="auto"), data, workspace, inputs)
+    return made, account, said, data
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """(records, files, account, folder, what was said, data)."""
+    model, folder = tiny("bert", torch.float32), tmp_path_factory.mktemp("kept")
+    with torch.no_grad():
+        model.bert.encoder.layer[1].intermediate.dense.bias[0] = 3000.0
+        model.bert.encoder.layer[1].output.dense.weight[:, 0] = 0.0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(precision.PrecisionSearch, "clock", clock)
-        made, account = precision.choose_precision(model, ExportConfig(precision="auto"), data, workspace, inputs)
+        made, account, said, data = chosen(folder, patch, model)
     return made.parity, made.files, account, folder, said, data
 
 
@@ -89,6 +96,38 @@ def test_the_file_that_is_published_is_the_one_that_was_judged(kept):
     logits = predict(lambda batch: run_session(live, batch), data.validation.tokens, 1)
     agree = (logits.argmax(axis=1) == data.validation.labels).mean()
     assert agree == 1 - account["tried"][1]["loss"] == account["tried"][1]["agreement"]
+
+
+def test_an_int8_file_that_no_session_opens_is_left_out(tmp_path, monkeypatch):
+    written = precision.PrecisionSearch.written
+
+    def damaged(self, runtime, excluded, precision="int8"):
+        trial = written(self, runtime, excluded, precision)
+        if precision == "int8":
+            trial.path.write_bytes(b"not a graph")
+        return trial
+
+    monkeypatch.setattr(precision.PrecisionSearch, "written", damaged)
+    made, account, said, _ = chosen(tmp_path, monkeypatch, tiny("bert", torch.float32))
+    assert account["kept"]["precision"] == "fp32" and list(made.files["onnxruntime"]) == ["fp32"]
+    [failure] = made.failures
+    assert failure["code"] == "E602" and "left out" in failure["what"]
+    assert any(line.startswith("ONNX int8: left out") for line in said)
+
+
+def test_an_int8_file_that_gives_no_numbers_is_not_kept(tmp_path, monkeypatch):
+    """Numbers that are not finite are E611: a verdict for a file that may be left out, the end for one in fp32."""
+    compared = precision.OneFile.compared
+
+    def failing(self, path, excluded=()):
+        if self.precision == "int8":
+            raise CheckError("E611", "values that are not finite", "Leave it out")
+        return compared(self, path, excluded)
+
+    monkeypatch.setattr(precision.OneFile, "compared", failing)
+    _, account, _, _ = chosen(tmp_path, monkeypatch, tiny("bert", torch.float32))
+    assert account["kept"]["precision"] == "fp32"
+    assert {one["verdict"] for one in account["tried"] if one["precision"] == "int8"} == {"values that are not finite"}
 
 
 @pytest.mark.parametrize("kept", [["fp32", "int8"], ["fp32"]])

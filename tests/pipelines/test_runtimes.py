@@ -98,6 +98,33 @@ def test_a_cpu_runs_no_file_for_cuda():
     )
 
 
+def test_a_bf16_file_for_cuda_is_not_deployed_on_the_cpu():
+    """ONNX Runtime's is for CUDA, OpenVINO's for the CPU."""
+    chosen, precisions = deploy.DeployConfig().chosen, {"bf16": {}, "fp32": {}}
+    assert chosen(["onnxruntime"], {"onnxruntime": precisions}) == ("onnxruntime", "fp32")
+    order, files = ["onnxruntime", "openvino"], {"onnxruntime": precisions, "openvino": precisions}
+    assert deploy.DeployConfig(precision="bf16").chosen(order, files) == ("openvino", "bf16")
+    beside = entry(export, precision=["fp32", "bf16"])
+    both = entry(export, precision=["fp32", "bf16"], runtime=order)
+    assert problems(deploy, {}, beside) == problems(deploy, {"precision": "bf16"}, both) == []
+    assert problems(deploy, {"precision": "bf16"}, beside) == [("E643", ())]
+    assert problems(deploy, {"precision": "bf16", "runtime": "onnxruntime"}, both) == [("E643", ())]
+
+
+@pytest.mark.parametrize(
+    ("module", "config"),
+    [
+        (export, {"precision": ["fp32", "int8", "int8"]}),
+        (export, {"runtime": ["openvino", "openvino"]}),
+        (benchmark, {"batch": [8, 1, 8]}),
+        (benchmark, {"length": [64, 64]}),
+    ],
+)
+def test_what_is_named_twice_is_told(module, config):
+    with pytest.raises(ValueError, match="names one twice"):
+        entry(module, **config)
+
+
 def test_deltas_are_merged_or_kept_apart_but_not_both():
     tuned, merged = Entry("tune", "tune", tune.TuneConfig(method="lora")), Entry("merge", "merge", merge.MergeConfig())
     assert problems(export, {}, tuned) == [("E504", ())]

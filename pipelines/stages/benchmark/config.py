@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from export.runtimes.runtime_registry import DEFAULT, RUNNABLE, RUNTIMES
 from pipelines.engine.stage import Entry, Problem, Stage, StageConfig
@@ -38,6 +38,13 @@ class BenchmarkConfig(StageConfig):
     )
     rounds: int = Field(default=20, ge=3, le=limits.ROUNDS, description="interleaved rounds of timing")
     device: Literal["cpu", "cuda"] = Field(default="cpu", description="the device that computes")
+
+    @field_validator("batch", "length")
+    @classmethod
+    def _each_once(cls, sizes: list[int]) -> list[int]:
+        if len(set(sizes)) < len(sizes):
+            raise ValueError("names one twice")
+        return sizes
 
     @property
     def real_rounds(self) -> int:

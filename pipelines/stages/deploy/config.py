@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, field_validator
 
 from compressor.errors import CheckError
-from export.runtimes.runtime_registry import CPU_PRECISIONS, CPU_RUNTIMES, DEFAULT, packages_of
+from export.runtimes.runtime_registry import CPU_PRECISIONS, CPU_RUNTIMES, DEFAULT, RUNTIMES, packages_of
 from pipelines.engine.stage import Entry, Problem, Stage, StageConfig
 from pipelines.file import limits
 from serving.layout.knobs import DEFAULT_KNOBS, INTERFACES, Knobs
@@ -103,30 +103,47 @@ class DeployConfig(StageConfig):
         return Knobs(**{field.name: getattr(self, field.name) for field in fields(Knobs)})
 
     def chosen(self, runtimes: Sequence[str], files: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
-        """The runtime and the precision to deploy, out of the compressed `files` (runtime -> precision -> file) that passed.
-        Raises CheckError E616 if the requested one was left out."""
+        """The runtime and the precision to deploy, out of the compressed `files` (runtime -> precision -> file) that passed and
+        are for the CPU. Raises CheckError E616 if the requested one was left out."""
         written = [name for name in runtimes if name in files and self.runtime in (None, name)]
         for runtime in written:
             for precision in ("int8", "bf16", "fp32"):
-                if precision in files[runtime] and self.precision in (None, precision):
+                # bf16 is for the CPU in one runtime and for CUDA in another
+                if precision in files[runtime] and self.precision in (None, precision) and for_cpu(runtime, precision):
                     return runtime, precision
         requested = " ".join(filter(None, (self.runtime, self.precision))) or "int8, bf16 or fp32"
         what = f"nothing to deploy: {requested} did not pass its comparison and was left out by the export"
         raise CheckError("E616", what, "See what failed in the report, or deploy another precision")
 
 
+def for_cpu(runtime: str, precision: str) -> bool:
+    """Whether a runtime's file of a precision is for the CPU, on which the server is tried."""
+    return "cpu" in RUNTIMES[runtime].precisions.get(precision, ())
+
+
 def check(config: DeployConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
     exports = [entry for entry in earlier if entry.row.exports]
-    for key in ("runtime", "precision") if exports else ():
-        requested, exported = getattr(config, key), exports[-1].config
+    if not exports:
+        return
+    exported = exports[-1].config
+    for key in ("runtime", "precision"):
+        requested = getattr(config, key)
         if requested and exported.auto:
             yield Problem("E725", f"'{exports[-1].id}' chooses the {key} itself (precision: auto)", "Remove it", (key,))
         elif requested and requested not in getattr(exported, key):
             yield Problem("E725", f"{requested} is not exported", f"Add it to export.{key}", (key,))
 
-    if exports and "cpu" not in exports[-1].config.devices:
-        fix = f"Add fp32 to precision in '{exports[-1].id}'"
-        yield Problem("E643", "every exported file is for CUDA, and Triton is tried on the CPU here", fix)
+    files = [
+        (runtime, precision)
+        for runtime in exported.runtime
+        for precision in exported.precisions_of(runtime)
+        if config.runtime in (None, runtime) and config.precision in (None, precision)
+    ]
+    if files and not any(for_cpu(*file) for file in files):
+        requested = " ".join(filter(None, (config.runtime, config.precision)))
+        which = f"the exported {requested}" if requested else "every exported file"
+        fix = f"Add fp32 to precision in '{exports[-1].id}'" + (", and deploy that" if requested else "")
+        yield Problem("E643", f"{which} is for CUDA, and Triton is tried on the CPU here", fix)
 
 
 SECONDS_A_SERVER = 15.0

@@ -59,6 +59,13 @@ class ExportConfig(StageConfig):
     def _as_list(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) else value
 
+    @field_validator("precision", "runtime")
+    @classmethod
+    def _each_once(cls, names: list[str]) -> list[str]:
+        if len(set(names)) < len(names):
+            raise ValueError("names one twice")
+        return names
+
     @classmethod
     def amend_schema(cls, schema: dict[str, Any]) -> None:
         for key in ("precision", "runtime"):  # a single word means a list of one

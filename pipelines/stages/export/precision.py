@@ -13,6 +13,7 @@ from typing import Any
 import onnx
 from torch import nn
 
+from compressor.errors import CheckError, UserError
 from compressor.models.hub import end_id
 from compressor.tasks.data import Data
 from export.auto.choose import MOST_EXCLUDED, Candidate, choose_candidate, with_verdict
@@ -20,6 +21,7 @@ from export.graph.trace import matrices
 from export.latency.measure import LatencyVariant, measure
 from export.parity.bounds import ACCURACY_BUDGET
 from export.runtimes.runtime_registry import RUNTIMES
+from export.runtimes.sessions import session
 from pipelines.engine.stage import Inputs, Workspace
 from pipelines.stages.export.config import ExportConfig
 from pipelines.stages.export.exported import (
@@ -28,6 +30,7 @@ from pipelines.stages.export.exported import (
     bits_description,
     calibration,
     in_fp32,
+    left_out,
     record,
     say_result,
     traced,
@@ -51,12 +54,7 @@ def choose_precision(
     with tempfile.TemporaryDirectory() as scratch:
         search = PrecisionSearch(model, config, data, workspace, inputs, Path(scratch))
         plain = [search.in_fp32(runtime) for runtime in config.runtime]
-        narrow = [
-            search.written(runtime, (), precision)
-            for runtime in config.runtime
-            for precision in config.precisions_of(runtime)
-            if precision != "fp32"
-        ]
+        narrow, failures = search.narrow()
         kept, tried = choose_candidate([*plain, *narrow], clock=search.clock, judge=search.judge, spared=search.spared)
         workspace.say(f"kept: {words(kept)}, {kept.speed:.2f} x the speed of fp32")
         say_result(search.compared[kept.path].result, workspace.say)
@@ -68,7 +66,7 @@ def choose_precision(
             at_home = replace(search.compared[path], path=workspace.folder / COMPRESSED / path.name)
             files[trial.precision] = record(COMPRESSED, at_home, data, **bits_description(trial.runtime, trial.precision))
     records = [search.compared[path].result.to_json() for path in chosen]
-    return Exported({kept.runtime: files}, records), search.account(kept, tried)
+    return Exported({kept.runtime: files}, records, failures), search.account(kept, tried)
 
 
 def words(trial: Candidate) -> str:
@@ -124,6 +122,22 @@ class PrecisionSearch:
         made = write_runtime(runtime, self.graph, self.model, folder, [precision], self.rows, excluded)
         return Candidate(runtime, precision, made[precision], tuple(excluded))
 
+    def narrow(self) -> tuple[list[Candidate], list[dict[str, str]]]:
+        """The files of the other precisions that can be opened, and why the others are left out."""
+        trials, failures = [], []
+        for runtime in self.config.runtime:
+            for precision in self.config.precisions_of(runtime):
+                if precision == "fp32":
+                    continue
+                trial = self.written(runtime, (), precision)
+                try:
+                    session(trial.path, runtime=RUNTIMES[runtime], threads=self.inputs.threads)
+                    trials.append(trial)
+                except UserError as error:
+                    self.workspace.say(f"{words(trial)}: left out ({error.what})")
+                    failures.append(left_out(error))
+        return trials, failures
+
     def in_fp32(self, runtime: str) -> Candidate:
         """The fp32 file, the fallback, which must pass its parity check."""
         trial = self.judge(self.written(runtime, (), "fp32"))
@@ -132,10 +146,15 @@ class PrecisionSearch:
         return replace(trial, within=True, verdict="the last resort: the same function as PyTorch")
 
     def judge(self, trial: Candidate) -> Candidate:
-        """Compare a file with PyTorch on all validation rows, and add its verdict."""
+        """Compare a file with PyTorch on all validation rows, and add its verdict. Raises CheckError E611 for one in fp32."""
         work = OneFile(self.prover, self.graph, trial.path.parent, trial.runtime, trial.precision, self.rows)
-        self.compared[trial.path] = compared = work.compared(trial.path, trial.excluded)
-        trial = with_verdict(trial, compared.result, self.budget / 100)
+        try:
+            self.compared[trial.path] = compared = work.compared(trial.path, trial.excluded)
+            trial = with_verdict(trial, compared.result, self.budget / 100)
+        except CheckError as error:
+            if trial.precision == "fp32":
+                raise
+            trial = replace(trial, verdict=error.what)
         if trial.precision != "fp32":
             self.workspace.say(f"{words(trial)}: {trial.verdict}")
         return trial
