@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from compressor.errors import UserError
@@ -17,7 +18,12 @@ def main() -> None:
     parser.add_argument("--keys", type=Path, metavar="FILE", help="API keys, one a line")
     parser.add_argument("--max-body", type=int, default=1 << 20, metavar="BYTES")
     parser.add_argument("--timeout", type=float, default=10.0, metavar="SECONDS")
-    serve(**vars(parser.parse_args()))
+    options = vars(parser.parse_args())
+    try:
+        serve(**options)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
 
 
 def serve(triton: str, host: str, port: int, keys: Path | None, max_body: int, timeout: float) -> None:
@@ -37,7 +43,7 @@ def keys_in(path: Path | None) -> tuple[str, ...]:
     if path is None:
         return ()
     try:
-        keys = tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+        keys = tuple(line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip())
     except (OSError, UnicodeDecodeError) as error:
         raise UserError("E765", f"the file of API keys cannot be read ({error})", "Give a text file", str(path)) from error
     if not keys:  # an empty file must not open the front to everyone

@@ -141,7 +141,7 @@ def _add_models(app: FastAPI, metrics: Metrics, settings: Settings) -> None:
         """Predict texts, or pairs of texts."""
         upstream: Upstream = request.app.state.upstream
         model = await upstream.model(body.model)
-        predictions = await upstream.predict(model, body.texts, body.pairs)
+        predictions = await upstream.predict(model, body.texts, body.pairs, body.task)
         metrics.texts.labels(model.name).inc(len(predictions))
         return PredictResponse(model=model.name, predictions=predictions)
 
@@ -168,6 +168,6 @@ def _add_models(app: FastAPI, metrics: Metrics, settings: Settings) -> None:
 
 
 def _given(request: Request) -> bytes:
-    """The key that a request brings."""
+    """The key that a request brings, as its bytes: headers are read as Latin-1."""
     scheme, _, value = request.headers.get("authorization", "").partition(" ")
-    return (value if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")).encode()
+    return (value if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")).encode("latin-1")

@@ -29,6 +29,7 @@ class PredictRequest(BaseModel):
     texts: list[Text] = Field(min_length=1, max_length=MOST_TEXTS)
     pairs: list[Text] | None = Field(default=None, description="the second text of each, for a model of pairs")
     model: Name | None = Field(default=None, description="name of a served model; default the only one")
+    task: Name | None = Field(default=None, description="name of the task, for a model of many")
 
 
 class Span(BaseModel):

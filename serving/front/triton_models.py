@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,11 +14,15 @@ from tritonclient.grpc.aio import InferenceServerClient, InferInput
 from tritonclient.utils import InferenceServerException
 
 from compressor.errors import UserError
+from serving.clients.by_text import ROW
 from serving.front.shapes import Prediction
-from serving.layout.text_outputs import PAIR, TEXT, TEXT_SUFFIX
+from serving.layout.text_outputs import PAIR, TASK, TEXT, TEXT_SUFFIX
 
 STATUS = {"INVALID_ARGUMENT": 400, "NOT_FOUND": 404, "UNAVAILABLE": 503, "DEADLINE_EXCEEDED": 504}
 """gRPC's status -> HTTP's; any other is 502."""
+NO_ROWS = range(0)
+KNOWN_SECONDS = 2.0
+"""How long the config of a model counts as known: that of a new version may be another."""
 
 
 class Failed(Exception):
@@ -37,15 +42,35 @@ class TextModel:
     most: int
     """Rows of one request."""
     outputs: tuple[str, ...]
+    tasks: bool = False
+    """Whether each row names its task, which reads one text or two."""
+    generates: bool = False
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> TextModel:
+        inputs = {field["name"] for field in config["input"]}
         return cls(
             name=config["name"],
-            pairs=any(field["name"] == PAIR for field in config["input"]),
+            pairs=PAIR in inputs,
             most=config.get("max_batch_size") or 1,
             outputs=tuple(field["name"] for field in config["output"]),
+            tasks=TASK in inputs,
+            generates=bool(config.get("model_transaction_policy", {}).get("decoupled")),
         )
+
+    def require(self, texts: Sequence[str], pairs: Sequence[str] | None, task: str | None) -> None:
+        """Raises Failed for what this model does not take."""
+        if self.generates:
+            what = f"'{self.name}' generates text, which comes in parts"
+            raise Failed(400, UserError("E767", what, "Ask Triton itself: POST /v2/models/NAME/generate_stream"))
+        if self.tasks != (task is not None):
+            what = f"'{self.name}' has many tasks" if self.tasks else f"'{self.name}' has one task only"
+            raise Failed(400, UserError("E778", what, "Name one of them as `task`" if self.tasks else "Leave out `task`"))
+        paired = pairs is not None
+        if (self.pairs != paired and not self.tasks) or (paired and len(pairs) != len(texts)):
+            what = f"'{self.name}' takes {'pairs of texts' if self.pairs else 'single texts'}"
+            fix = "Give `pairs`, as many as `texts`" if self.pairs else "Leave out `pairs`"
+            raise Failed(400, UserError("E767", what, fix))
 
     def predictions(self, outputs: Mapping[str, np.ndarray]) -> list[Prediction]:
         """One per row, whichever of its outputs the model has."""
@@ -56,11 +81,9 @@ class TextModel:
         fields: dict[str, Any] = {}
         if "LABEL" in row:
             fields |= {"label": row["LABEL"][0].decode(), "score": float(row["SCORE"][0])}
-            labels = (label.decode() for label in row["LABELS"])
-            fields["scores"] = dict(zip(labels, map(float, row["SCORES"]), strict=True))
+            fields["scores"] = scores_of(row)
         if "PREDICTED" in row:
-            labels = (label.decode() for label in row["LABELS"])
-            fields["scores"] = dict(zip(labels, map(float, row["SCORES"]), strict=True))
+            fields["scores"] = scores_of(row)
             fields["labels"] = json.loads(row["PREDICTED"][0])
         if "ANSWER" in row:
             start, end = row["SPAN"].tolist()
@@ -74,13 +97,19 @@ class TextModel:
         return fields
 
 
+def scores_of(row: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """The score of every label; in a model of many tasks, the outputs that only other tasks have are without a name."""
+    scores = zip((label.decode() for label in row["LABELS"]), map(float, row["SCORES"]), strict=True)
+    return {label: score for label, score in scores if label}
+
+
 class Upstream:
     """One gRPC channel, shared by all requests of a front. Start it in the front's event loop."""
 
     def __init__(self, address: str, *, seconds: float):
         self.address, self.seconds = address, seconds
         self.client = InferenceServerClient(address)
-        self.known: dict[str, TextModel] = {}
+        self.known: dict[str, tuple[float, TextModel]] = {}
 
     async def close(self) -> None:
         await self.client.close()
@@ -97,10 +126,12 @@ class Upstream:
         if name is None:
             name = await self._only()
         full = name if name.endswith(TEXT_SUFFIX) else f"{name}{TEXT_SUFFIX}"
-        if full not in self.known:
+        since, known = self.known.get(full, (0.0, None))
+        if known is None or time.monotonic() - since > KNOWN_SECONDS:
             config = await self._asked(self.client.get_model_config(full, as_json=True, client_timeout=self.seconds), full)
-            self.known[full] = TextModel.of(config["config"])
-        return self.known[full]
+            known = TextModel.of(config["config"])
+            self.known[full] = time.monotonic(), known
+        return known
 
     async def _only(self) -> str:
         statistics = await self._asked(self.client.get_inference_statistics(as_json=True, client_timeout=self.seconds), "")
@@ -110,44 +141,52 @@ class Upstream:
             raise Failed(400, UserError("E766", "the request names no model", f"Name one of the text models: {known}"))
         return names[0]
 
-    async def predict(self, model: TextModel, texts: Sequence[str], pairs: Sequence[str] | None) -> list[Prediction]:
+    async def predict(
+        self, model: TextModel, texts: Sequence[str], pairs: Sequence[str] | None, task: str | None = None
+    ) -> list[Prediction]:
         """Predictions in order; more rows than a request may have are sent in several, one after the other. Raises Failed."""
-        if model.pairs != (pairs is not None) or (pairs is not None and len(pairs) != len(texts)):
-            what = f"'{model.name}' takes {'pairs of texts' if model.pairs else 'single texts'}"
-            fix = "Give `pairs`, as many as `texts`" if model.pairs else "Leave out `pairs`"
-            raise Failed(400, UserError("E767", what, fix))
+        model.require(texts, pairs, task)
         done: list[Prediction] = []
         for start in range(0, len(texts), model.most):
             columns = {TEXT: texts[start : start + model.most]}
             if pairs is not None:
                 columns[PAIR] = pairs[start : start + model.most]
-            done += await self._rows(model, columns)
+            if task is not None:
+                columns[TASK] = [task] * len(columns[TEXT])
+            done += await self._rows(model, columns, start)
         return done
 
-    async def _rows(self, model: TextModel, columns: Mapping[str, Sequence[str]]) -> list[Prediction]:
+    async def _rows(self, model: TextModel, columns: Mapping[str, Sequence[str]], start: int) -> list[Prediction]:
+        """Predictions of those rows of a request that begin with number `start`."""
         inputs = []
         for name, texts in columns.items():
             tensor = InferInput(name, [len(texts), 1], "BYTES")
             tensor.set_data_from_numpy(np.array([[text.encode()] for text in texts], dtype=object))
             inputs.append(tensor)
-        result = await self._asked(self.client.infer(model.name, inputs, client_timeout=self.seconds), model.name)
+        call = self.client.infer(model.name, inputs, client_timeout=self.seconds)
+        result = await self._asked(call, model.name, range(start, start + len(columns[TEXT])))
         return model.predictions({name: result.as_numpy(name) for name in model.outputs})
 
-    async def _asked(self, call: Any, model: str) -> Any:
+    async def _asked(self, call: Any, model: str, rows: range = NO_ROWS) -> Any:
+        """The result of a call about these rows of a request. Raises Failed."""
         try:
             return await call
         except InferenceServerException as error:
             kind = str(error.status() or "").removeprefix("StatusCode.")
             if kind == "NOT_FOUND":
                 self.known.pop(model, None)
-            raise Failed(STATUS.get(kind, 502), self._told(kind, error)) from error
+            raise Failed(STATUS.get(kind, 502), self._told(kind, error, rows)) from error
         except grpc.aio.UsageError as error:  # the channel is closed: the front is stopping
             raise Failed(503, UserError("E768", "the front is stopping", "Send the request again")) from error
 
-    def _told(self, kind: str, error: InferenceServerException) -> UserError:
+    def _told(self, kind: str, error: InferenceServerException, rows: range) -> UserError:
+        reason = str(error.message())
         if kind in ("UNAVAILABLE", "DEADLINE_EXCEEDED"):
-            what = f"Triton at {self.address} did not answer within {self.seconds:g} s ({kind.lower().replace('_', ' ')})"
-            return UserError("E768", what, "Try again; if it goes on, see the server's log")
-        return UserError(
-            "E715", f"Triton refused the request: {error.message()}", "See the message; other requests are not concerned"
-        )
+            late = f"did not answer within {self.seconds:g} s"
+            how = late if kind == "DEADLINE_EXCEEDED" else f"is not available ({reason:.200})"
+            return UserError("E768", f"Triton at {self.address} {how}", "Try again; if it goes on, see the server's log")
+        if named := ROW.fullmatch(reason):
+            reason = f"row {rows.start + int(named[1])}: {named[2]}"
+        elif rows.start and len(rows) == 1 and kind == "INVALID_ARGUMENT":
+            reason = f"row {rows.start}: {reason}"
+        return UserError("E715", f"Triton refused the request: {reason}", "See the message; other requests are not concerned")

@@ -1,5 +1,6 @@
 """The front in front of a real server: predictions, ranks, keys, limits, errors, metrics, and the page that describes them."""
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -8,7 +9,9 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
+from tritonclient.utils import InferenceServerException
 
 pytest.importorskip("fastapi")
 httpx = pytest.importorskip("httpx")
@@ -75,6 +78,7 @@ def test_more_texts_than_a_request_may_have(front):
         ({"texts": ["a film"], "wrong": 1}, 400, "E765"),
         ({"texts": ["a film"], "model": "nothing"}, 404, "E715"),
         ({"texts": ["a film"], "pairs": ["a plot"]}, 400, "E767"),
+        ({"texts": ["a film"], "task": "reviews"}, 400, "E778"),
         ({"texts": ["a film" * 5000]}, 413, "E770"),
     ],
 )
@@ -163,6 +167,82 @@ def test_triton_is_away(server):
         assert client.get("/health/ready").status_code == 503
 
 
+class PlayedTriton:
+    """Triton as the front sees it: models of a number, two rows a request; `errors` has one for each request, or None."""
+
+    def __init__(self, *errors):
+        self.errors, self.config, self.rows = list(errors), {"max_batch_size": 2}, 0
+
+    async def get_model_config(self, name, **_):
+        return {"config": {"name": name, "input": [{"name": "TEXT"}], "output": [{"name": "VALUE"}]} | self.config}
+
+    async def infer(self, _name, inputs, **_):
+        if error := self.errors.pop(0) if self.errors else None:
+            raise error
+        self.rows = inputs[0].shape()[0]
+        return self
+
+    def as_numpy(self, _name):
+        return np.zeros((self.rows, 1), np.float32)
+
+    async def close(self):
+        pass
+
+
+@pytest.fixture
+def played(monkeypatch):
+    """Starts a front before a Triton that is played; what it gives sends so many texts."""
+    from starlette.testclient import TestClient
+
+    from serving.front.app import Settings, make_app
+
+    with contextlib.ExitStack() as fronts:
+
+        def start(triton):
+            monkeypatch.setattr("serving.front.triton_models.InferenceServerClient", lambda address: triton)
+            client = fronts.enter_context(TestClient(make_app(Settings("triton:8001"))))
+            return lambda count, **more: client.post("/predict", json={"model": "m", "texts": ["a"] * count, **more})
+
+        yield start
+
+
+@pytest.mark.parametrize(
+    ("whole", "reason", "told"),
+    [
+        (0, "[request id: <id_unknown>] row 1: not UTF-8", "row 1: not UTF-8"),
+        (1, "[request id: <id_unknown>] row 1: not UTF-8", "row 3: not UTF-8"),
+        (2, "not UTF-8", "row 4: not UTF-8"),
+    ],
+)
+def test_a_wrong_text_is_named_by_its_place_among_all(played, whole, reason, told):
+    predict = played(PlayedTriton(*[None] * whole, InferenceServerException(reason, "StatusCode.INVALID_ARGUMENT")))
+    response = predict(5)
+    assert (response.status_code, response.json()["code"]) == (400, "E715")
+    assert response.json()["message"].startswith(f"Triton refused the request: {told}. ")
+
+
+@pytest.mark.parametrize(
+    ("status", "told"),
+    [
+        ("UNAVAILABLE", (503, "Triton at triton:8001 is not available (Exceeds maximum queue size)")),
+        ("DEADLINE_EXCEEDED", (504, "Triton at triton:8001 did not answer within 10 s")),
+    ],
+)
+def test_a_full_queue_is_told_from_a_late_answer(played, status, told):
+    predict = played(PlayedTriton(InferenceServerException("Exceeds maximum queue size", f"StatusCode.{status}")))
+    response = predict(1)
+    assert (response.status_code, response.json()["message"].partition(". ")[0]) == told
+
+
+def test_a_new_version_may_take_something_else(played, monkeypatch):
+    monkeypatch.setattr("serving.front.triton_models.KNOWN_SECONDS", 0.0, raising=False)
+    triton = PlayedTriton()
+    predict = played(triton)
+    assert [predict(1).status_code, predict(1, pairs=["b"]).status_code] == [200, 400]
+    triton.config["input"] = [{"name": "TEXT"}, {"name": "PAIR"}]
+    assert [predict(1).status_code, predict(1, pairs=["b"]).status_code] == [400, 200]
+
+
 def test_documents_of_any_shape():
     from serving.front.shapes import RerankRequest
 
@@ -179,6 +259,32 @@ def test_a_file_without_keys_opens_nothing(tmp_path, content):
     with pytest.raises(UserError, match="E765"):
         keys_in(tmp_path / "keys")
     assert json.loads("[]") == list(keys_in(None))
+
+
+def test_a_key_may_hold_any_character(tmp_path):
+    from starlette.testclient import TestClient
+
+    from serving.front.__main__ import keys_in
+    from serving.front.app import Settings, make_app
+
+    (tmp_path / "keys").write_text("\ufeffschl\u00fcssel\n", encoding="utf-8")
+    with TestClient(make_app(Settings("127.0.0.1:1", keys_in(tmp_path / "keys")))) as client:
+        given = {b"Authorization": "Bearer schl\u00fcssel".encode()}
+        codes = [client.post("/predict", json={}, headers=headers).json()["code"] for headers in (given, {})]
+    assert codes == ["E765", "E769"]
+
+
+def test_a_file_of_keys_that_is_missing_is_told_in_a_line_and_before_anything_is_served(tmp_path, monkeypatch, capsys):
+    from compressor.errors import UserError
+    from pipelines.cli.work.serve_work import serve
+    from serving.front.__main__ import main
+
+    monkeypatch.setattr(sys, "argv", ["front", "--triton", "127.0.0.1:1", "--keys", str(tmp_path / "none")])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2 and "E765" in capsys.readouterr().err
+    with pytest.raises(UserError, match="E765"):
+        serve(tmp_path, 1.0, 1, False, None, http_front=8080, keys=tmp_path / "none")
 
 
 @pytest.mark.slow

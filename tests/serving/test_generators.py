@@ -180,6 +180,17 @@ def test_requests_that_are_wrong_are_refused_alone(server, exported, text, optio
     assert "".join(generate(server, PROMPTS[1], MAX_TOKENS=4)[0]).split() == bare(exported, PROMPTS[1], 4)
 
 
+def test_the_front_passes_no_generated_text_on(server):
+    pytest.importorskip("fastapi")
+    from starlette.testclient import TestClient
+
+    from serving.front.app import Settings, make_app
+
+    with TestClient(make_app(Settings(f"127.0.0.1:{server.ports['grpc']}"))) as front:
+        response = front.post("/predict", json={"texts": ["w1 w2"]})
+        assert (response.status_code, response.json()["code"]) == (400, "E767"), response.text
+
+
 def test_a_repository_of_generators(exported, tmp_path):
     folder = write_generator(tmp_path, "writer", *exported)
     assert read_config(folder).model_transaction_policy.decoupled

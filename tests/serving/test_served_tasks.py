@@ -1,7 +1,9 @@
 """A model of many tasks on the real server: tokens with the number of each row's task, texts with its name."""
 
 import copy
+import errno
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -59,6 +61,27 @@ def test_another_set_of_tasks_is_another_version(stacked, tmp_path):
         write_many_tasks(tmp_path, "new", tmp_path)
 
 
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_version_that_could_not_be_written_whole_is_no_obstacle_to_the_next(stacked, tmp_path, monkeypatch, before):
+    for _ in range(before):
+        write_many_tasks(tmp_path, "many", stacked, knobs=KNOBS)
+    found, copy_file = sorted(tmp_path.rglob("*")), shutil.copyfile
+
+    def full(source, target):
+        if "many-text" in str(target):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        copy_file(source, target)
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_many_tasks(tmp_path, "many", stacked, knobs=KNOBS)
+    assert sorted(tmp_path.rglob("*")) == found
+    monkeypatch.undo()
+    (tmp_path / "many" / f".{before + 1}" / "tokenizer").mkdir(parents=True)  # as one that was killed leaves it
+    versions = write_many_tasks(tmp_path, "many", stacked, knobs=KNOBS)
+    assert [folder.name for folder in versions] == [str(before + 1)] * 2 and not list(tmp_path.rglob(".*"))
+
+
 @pytest.fixture(scope="module")
 def server(stacked, tmp_path_factory, triton):
     folder = tmp_path_factory.mktemp("served")
@@ -114,3 +137,25 @@ def test_a_wrong_task_is_refused_by_name(client, server):
         client.infer(f"many{TEXT_SUFFIX}", texts(("good film", "news")))
     with pytest.raises(UserError, match=r"E778 .*has many tasks"):
         predict(server.url, "many", ["good film"])
+
+
+def test_the_front_names_the_task_of_its_texts(server):
+    pytest.importorskip("fastapi")
+    from starlette.testclient import TestClient
+
+    from serving.front.app import Settings, make_app
+
+    def refused(**body):
+        response = front.post("/predict", json={"texts": ["good film"], **body})
+        return response.status_code, response.json()["code"]
+
+    with TestClient(make_app(Settings(f"127.0.0.1:{server.ports['grpc']}"))) as front:
+        (given,) = front.post("/predict", json={"texts": ["good film"], "task": "reviews"}).json()["predictions"]
+        expected = predict(server.url, "many", ["good film"], task="reviews")[0]
+        assert given["label"] == expected.label and given["scores"] == pytest.approx(expected.scores, abs=1e-6)
+        body = {"texts": ["good film"], "pairs": ["a scene"], "task": "reviews"}
+        (pair,) = front.post("/predict", json=body).json()["predictions"]
+        assert set(pair["scores"]) == set(TASKS["reviews"]) and pair["scores"] != given["scores"]
+        assert refused() == (400, "E778")
+        assert refused(task="news") == (400, "E715")
+        assert refused(task="reviews", pairs=["one", "two"]) == (400, "E767")

@@ -12,6 +12,7 @@ import click
 from compressor.errors import UserError
 from pipelines.cli.shown import note
 from pipelines.runs.served import Served, find_repository
+from serving.front.__main__ import keys_in
 from serving.front.front_process import FrontProcess
 from serving.guard.model_control import read_token
 from serving.repository import model_names
@@ -34,6 +35,7 @@ def serve(
         raise UserError("E740", "--model-control and --token-file are given together", "Give both, or neither")
     if keys is not None and http_front is None:
         raise UserError("E765", "--keys are those of the HTTP front", "Give --http-front PORT, too")
+    keys_in(keys)  # a front that cannot read them would end again and again
     token = read_token(token_file) if token_file else None
     served = find_repository(run, empty=model_control)
     note(served.outdated)
