@@ -7,7 +7,9 @@ set of tasks is another version.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from serving.layout.knobs import DEFAULT_KNOBS, INTERFACES, Knobs
 from serving.layout.model_limits import limits_of
 from serving.layout.text_outputs import ANY_KIND
 from serving.layout.version_file import VersionFacts
-from serving.repository import models_of, read_config, version_folders, write_config, write_version
+from serving.repository import ServedModel, models_of, read_config, version_folders, write_config, write_version
 
 MOST_TOKENS = 512
 """Tokens at which texts are cut where the model itself would take more."""
@@ -48,25 +50,45 @@ def write_many_tasks(
     facts = facts_of(stacked, summary, max_length)
     options = {"facts": facts, "tokenizer_folder": stacked, "interfaces": interfaces, "knobs": knobs}
     models = models_of(name, path, runtime=runtime, **options)
-    there = [model for model in models if Path(folder, model).exists()]
+    there = [model for model in models if _is_there(Path(folder, model))]
     if there and len(there) < len(models):
         what = f"the repository has '{there[0]}' alone, of {' and '.join(models)}"
         raise UserError("E779", what, "Give the interfaces that it has, or another name", str(folder))
     for model in there:
         _check_config(Path(folder, model), models[model].config)
-    versions = []
-    for model, content in models.items():
-        home = Path(folder, model)
-        number = 1 + int(version_folders(home)[-1].name) if there else 1
-        # complete before a server can see it: hidden folders are no versions
-        write_version(home / f".{number}", path, runtime, facts, stacked)
-        (home / f".{number}").rename(home / str(number))
-        for relative, data in content.files.items():
-            (home / relative).parent.mkdir(exist_ok=True)
-            (home / relative).write_bytes(data)
-        write_config(content.config, home)
-        versions.append(home / str(number))
-    return versions
+    homes = {model: Path(folder, model) for model in models}
+    numbers = {model: 1 + int(version_folders(home)[-1].name) if there else 1 for model, home in homes.items()}
+    with contextlib.ExitStack() as undo:
+        for model, home in homes.items():
+            # complete before a server can see it: hidden folders are no versions
+            staged = home / f".{numbers[model]}"
+            undo.callback(_discard, staged)
+            _discard(staged)  # of one that was killed
+            write_version(staged, path, runtime, facts, stacked)
+        undo.pop_all()
+    return [_complete(homes[model], numbers[model], content) for model, content in models.items()]
+
+
+def _is_there(home: Path) -> bool:
+    """Whether a folder holds more than what was left of a first version that was never complete."""
+    return home.exists() and not (home.is_dir() and all(path.name[0] == "." for path in home.iterdir()))
+
+
+def _discard(staged: Path) -> None:
+    """Remove a version that is not complete, and the folder of a model that has nothing else."""
+    shutil.rmtree(staged, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        staged.parent.rmdir()
+
+
+def _complete(home: Path, number: int, content: ServedModel) -> Path:
+    """Make a version that was written under its hidden name one of the model; returns its folder."""
+    (home / f".{number}").rename(home / str(number))
+    for relative, data in content.files.items():
+        (home / relative).parent.mkdir(exist_ok=True)
+        (home / relative).write_bytes(data)
+    write_config(content.config, home)
+    return home / str(number)
 
 
 def read_summary(stacked: Path) -> dict[str, Any]:

@@ -20,7 +20,17 @@ from pipelines.runs.served import find_repository
 from serving.client import Client
 from serving.clients.by_tokens import TextEncoder, find_version
 from serving.layout.version_file import read_version
-from serving.loadtest.traffic import Outputs, Row, Traffic, read_texts, recorded_rows, takes_texts, text_rows, token_rows
+from serving.loadtest.traffic import (
+    Outputs,
+    Row,
+    Traffic,
+    check_testable,
+    read_texts,
+    recorded_rows,
+    takes_texts,
+    text_rows,
+    token_rows,
+)
 from serving.repository import TOKENIZER
 
 MOST_ROWS = 1000
@@ -32,6 +42,7 @@ def traffic_of(
 ) -> Traffic:
     """Up to MOST_ROWS random rows of a run or of a file. Raises UserError E745, E749 (neither given), E714, E805, E2xx."""
     config = client.config(model)
+    check_testable(model, config)
     if texts is not None:
         chosen = drawn(read_texts(texts))
         if takes_texts(config):

@@ -20,6 +20,7 @@ from google.protobuf import text_format
 
 from compressor.digests import sha256_of
 from compressor.errors import CheckError, UserError
+from serving.answer_bounds import TOLERANCE, tolerance_in_batches
 from serving.deployment.answers import Answer, differences, read_answers
 from serving.deployment.target import CONFIG, Target, new_record
 from serving.deployment.triton_control import Control, Refused
@@ -28,6 +29,8 @@ from serving.repository import model_names, read_config
 CANDIDATE = "candidate"
 WARM_UP, ROUNDS = 3, 10
 """Untimed requests, and times that each recorded request is sent for the latency."""
+TIMES = 5
+"""How often a recorded request is asked of a version that other clients ask too, before its answer counts as another."""
 SLOWER, SLACK_MS = 2.0, 5.0
 """A version is not published if a request takes more than SLOWER times as long as in the version before, and SLACK_MS more."""
 
@@ -110,7 +113,7 @@ def deploy(repository: Path, target: Target, control: Control | None, options: O
                 if published.fresh:
                     target.set_beside(source.name, source.beside)
                 if control is not None:
-                    _loaded(published, answers[source.name], control)
+                    _loaded(published, source, answers[source.name], control)
                     target.mark(published.model, published.version, proven=True)
                 options.say(_told(published, loaded=control is not None))
             for published in done:
@@ -187,9 +190,17 @@ def _failed(name: str, reason: str) -> CheckError:
 WHAT_NEXT = "What was served before goes on; see the server's log, and compress verify RUN"
 
 
-def _require_answers(model: str, answers: Sequence[Answer], control: Control, name: str, version: int | None = None) -> None:
+def _require_answers(
+    model: str,
+    answers: Sequence[Answer],
+    control: Control,
+    name: str,
+    version: int | None = None,
+    tolerance: float = TOLERANCE,
+    times: int = 1,
+) -> None:
     try:
-        wrong = differences(answers, lambda answer: control.ask(name, answer, version))
+        wrong = differences(answers, lambda answer: control.ask(name, answer, version), tolerance, times)
     except Refused as refusal:
         raise _failed(model, f"it refuses a recorded request: {refusal.reason}") from refusal
     if wrong:
@@ -243,17 +254,20 @@ def _written(source: Source, target: Target, options: Options) -> Published:
     if (latest := _latest(source, target)) is not None:
         return Published(source.name, latest, latest, fresh=False)
     before = max(target.versions(source.name), default=None)
+    if before is not None:
+        target.keep_beside(source.name, before)
     version = (before or 0) + 1
     target.put(source.version, source.name, version, source.beside, new_record(options.run, source.sha256))
     return Published(source.name, version, before, fresh=True)
 
 
-def _loaded(published: Published, answers: Sequence[Answer], control: Control) -> None:
-    """Load the version and ask it again, now under its own name."""
+def _loaded(published: Published, source: Source, answers: Sequence[Answer], control: Control) -> None:
+    """Load the version and ask it again, now under its own name, where clients' rows may share its batches."""
     _load(published.model, control)
     if not control.ready(published.model, published.version):
         raise _failed(published.model, f"version {published.version} is not ready after loading")
-    _require_answers(published.model, answers, control, published.model, published.version)
+    tolerance = tolerance_in_batches(source.version)
+    _require_answers(published.model, answers, control, published.model, published.version, tolerance, TIMES)
 
 
 def _take_back(published: Published, target: Target, control: Control | None, options: Options) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import glob
 import json
+import re
 import secrets
 import shutil
 import time
@@ -62,8 +63,9 @@ class Target:
 
     def models(self) -> list[str]:
         """Names of the models, sorted; also of one whose first version is there, and its config not yet."""
-        named = {path.rsplit("/", 2)[-2] for path in self.files.glob(self.path("*", CONFIG))}
-        return sorted(named | {path.rsplit("/", 3)[-3] for path in self.files.glob(self.path("*", "*", RECORD))})
+        root = glob.escape(self.root)
+        named = {path.rsplit("/", 2)[-2] for path in self.files.glob(f"{root}/*/{CONFIG}")}
+        return sorted(named | {path.rsplit("/", 3)[-3] for path in self.files.glob(f"{root}/*/*/{RECORD}")})
 
     def versions(self, model: str) -> list[int]:
         """The versions of a model, ascending."""
@@ -92,6 +94,16 @@ class Target:
         found = self.files.find(self.path(model, version, BESIDE))
         names = {path: path.rpartition(f"/{model}/{version}/{BESIDE}/")[2] for path in found}
         self.set_beside(model, {name: self.files.cat_file(path) for path, name in names.items()})
+
+    def keep_beside(self, model: str, version: int) -> None:
+        """Keep in BESIDE of a version what stands beside it, where it was published by another program, which keeps nothing."""
+        if self.files.exists(self.path(model, version, BESIDE, CONFIG)):
+            return
+        home = f"{self.path(model)}/"
+        names = (path.partition(home)[2] for path in self.files.find(home))
+        # the config last: with it, all is kept
+        for name in sorted((name for name in names if not re.match(r"[0-9]+/|\.", name)), key=CONFIG.__eq__):
+            self._write(self.path(model, version, BESIDE, name), self.files.cat_file(home + name))
 
     def put(self, source: Path, model: str, version: int, beside: dict[str, bytes], record: dict[str, Any]) -> None:
         """Copy the version folder `source` to `version` of `model`, whole or not at all where the storage can rename.

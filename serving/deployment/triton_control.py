@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from compressor.errors import UserError
+from serving.client import check_certificates, tls_error
 from serving.clients.address import parse_url
 from serving.deployment.answers import Answer, Tensors
 
@@ -41,12 +42,14 @@ class Control:
 
     @classmethod
     def at(cls, url: str, **options: Any) -> Control:
-        """From host:port, http:// or https://. Raises UserError E711."""
+        """From host:port, http:// or https://. Raises UserError E711, E729 (file of certificates)."""
         address = parse_url(url)
         if address.protocol != "http":
             raise UserError(
                 "E711", f"'{url}' is not an address of HTTP", "Give host:port, http://host:port or https://host:port"
             )
+        if (ca := options.get("ca")) is not None:
+            check_certificates(ca)
         return cls(address.host, address.port, address.tls, **options)
 
     def load(self, model: str) -> None:
@@ -65,14 +68,24 @@ class Control:
             self._post(f"/v2/repository/models/{quote(model)}/{action}", {}, seconds=LOAD_SECONDS)
         except Refused as refusal:
             if refusal.status in (401, 403) or "explicit" in refusal.reason or "restricted" in refusal.reason:
-                what = f"the server does not let models be loaded ({refusal.reason})"
-                fix = "Start it with --model-control-mode=explicit, and give its token with --token-file"
-                raise UserError("E755", what, fix, self.where) from refusal
+                raise self._closed(refusal.reason) from refusal
             raise
 
+    def _closed(self, reason: str) -> UserError:
+        what = f"the server does not let models be loaded ({reason})"
+        fix = "Start it with --model-control-mode=explicit, and give its token with --token-file"
+        return UserError("E755", what, fix, self.where)
+
     def ready(self, model: str, version: int | None = None) -> bool:
-        """Whether a version, or any, is ready. Raises UserError E712."""
-        return self._request("GET", f"{_path(model, version)}/ready")[0] == 200
+        """Whether a version, or any, is ready. Raises UserError E712, E755."""
+        return self._is_well(f"{_path(model, version)}/ready")
+
+    def _is_well(self, path: str) -> bool:
+        """Whether a path is answered with 200. Raises UserError E712, E755."""
+        status, _ = self._request("GET", path)
+        if status in (401, 403):
+            raise self._closed(f"status {status}")
+        return status == 200
 
     def infer(self, model: str, inputs: Tensors, version: int | None = None) -> Tensors:
         """The outputs of one request, both as the Open Inference Protocol has them in JSON: name, shape, datatype, data.
@@ -107,8 +120,8 @@ class Control:
         return time.perf_counter() - start
 
     def require_live(self) -> None:
-        """Raises UserError E712 where no Triton server responds."""
-        if self._request("GET", "/v2/health/live")[0] != 200:
+        """Raises UserError E712 where no Triton server responds, E755 where one, or a proxy before it, lets nobody in."""
+        if not self._is_well("/v2/health/live"):
             raise UserError("E712", "this is not a Triton server", "Start one: compress serve RUN", self.where)
 
     @property
@@ -137,6 +150,8 @@ class Control:
                 return response.status, response.read().decode("utf-8", errors="replace")
             finally:
                 connection.close()
+        except ssl.SSLError as error:
+            raise tls_error(str(error), self.where) from error
         except (OSError, http.client.HTTPException) as error:
             raise UserError(
                 "E712", f"no Triton server responds ({error})", "Start one: compress serve RUN", self.where

@@ -8,21 +8,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from compressor.errors import CheckError, UserError
-from serving.loadtest.senders import Record
+from serving.answer_bounds import IN_BATCHES
+from serving.loadtest.request_pools import CONNECTION
+from serving.loadtest.senders import TIMED_OUT, Record
 from serving.loadtest.traffic import Outputs, outputs_of
 
 EQUAL = 1e-4
-"""Largest difference, relative to the row's largest value (1 at least), of an answer that counts as equal."""
-WRONG = 0.5
-"""A larger one is a wrong answer. Between them lies what int8 does whose scales depend on the other rows of a batch: 0.17 was
-seen in batches of two."""
+"""Largest difference, relative to the row's largest value (1 at least), of an answer that counts as equal; more than
+IN_BATCHES is a wrong one."""
 FEW = 0.05
 """Share of the answers that may be of another text (label, tags) without one wrong number, for the same reason."""
 
 
 @dataclass(frozen=True)
 class Checked:
-    """Answers by how they compare: `near` are those between EQUAL and WRONG, or of another text beside such numbers."""
+    """Answers by how they compare: `near` are those between EQUAL and IN_BATCHES, or of another text beside such numbers."""
 
     answers: int = 0
     near: int = 0
@@ -33,12 +33,17 @@ class Checked:
 
 
 def first_answers(record: Record, rows: int) -> list[Outputs]:
-    """The answers of a pass over all rows. Raises UserError E748 for a row that the server refuses although it comes alone."""
+    """The answers of a pass over all rows. Raises UserError E748 for a row that the server refuses, or does not answer,
+    although it comes alone."""
     found = {row: outputs_of(body, header) for row, header, body in record.answers}
     if error := next((error for error in record.errors if error), None):
         where = f"row {record.errors.index(error)}"
-        fix = "Remove that row, or test with rows that the model takes"
-        raise UserError("E748", f"the server refuses a row that comes alone ({error})", fix, where)
+        if error.startswith((TIMED_OUT, CONNECTION)):
+            what, fix = "a row that comes alone is not answered", "See the server's log; for a slow model raise --timeout"
+        else:
+            what = "the server refuses a row that comes alone"
+            fix = "Remove that row, or test with rows that the model takes"
+        raise UserError("E748", f"{what} ({error})", fix, where)
     return [found[row] for row in range(rows) if row in found]
 
 
@@ -71,7 +76,7 @@ def compared(expected: Outputs, found: Outputs) -> tuple[str, float]:
     numbers = [name for name in expected if expected[name].dtype != object]
     worst = max((difference(expected[name], found[name]) for name in numbers), default=0.0)
     same_texts = all((expected[name] == found[name]).all() for name in expected.keys() - set(numbers))
-    if worst > WRONG:
+    if worst > IN_BATCHES:
         return "wrong", worst
     if worst > EQUAL:
         return "near", worst

@@ -134,10 +134,11 @@ def measure(fleet: Fleet, target: Target, load: Load, deadline: float | None, ex
     }
 
 
-def first_pass(fleet: Fleet, target: Target) -> list[Outputs]:
-    """The answer to each row that comes alone, for PASS_SECONDS; from then on the fleet sends only the rows that had their
-    turn. Recorded answers, which they must equal, take their place. Raises UserError E748, CheckError E750."""
-    load = Load(concurrency=1, warmup=0, seconds=PASS_SECONDS)
+def first_pass(fleet: Fleet, target: Target, timeout: float = Load.timeout) -> list[Outputs]:
+    """The answer to each row that comes alone, within `timeout` seconds, for PASS_SECONDS; from then on the fleet sends only
+    the rows that had their turn. Recorded answers, which they must equal, take their place. Raises UserError E748, CheckError
+    E750."""
+    load = Load(concurrency=1, warmup=0, seconds=PASS_SECONDS, timeout=timeout)
     expected = first_answers(fleet.once(target.endpoint, load), len(fleet.traffic))
     fleet.count = len(expected)
     recorded = fleet.traffic.recorded[: len(expected)]

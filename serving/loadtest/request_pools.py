@@ -22,6 +22,8 @@ from serving.loadtest.traffic import Row, grpc_message, http_body
 GRPC_INFER = "/inference.GRPCInferenceService/ModelInfer"
 MOST_ANSWER = 64 * 1024**2
 CUT = 90
+CONNECTION = "connection: "
+"""How the kind of an error begins where a connection failed."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ class Pool:
             connection = await self._connection()
             answer, stays = await self._answer(connection, row)
         except (OSError, EOFError, asyncio.LimitOverrunError, ValueError) as error:
-            answer, stays = Answer(error=f"connection: {type(error).__name__}"), False
+            answer, stays = Answer(error=f"{CONNECTION}{type(error).__name__}"), False
         except asyncio.CancelledError:
             abort(connection)
             raise

@@ -50,6 +50,19 @@ def takes_texts(config: Mapping[str, Any]) -> bool:
     return any(tensor["name"] in TEXT_INPUTS for tensor in config["input"])
 
 
+def check_testable(model: str, config: Mapping[str, Any]) -> None:
+    """Raises UserError E745 for a model with other inputs than texts or tokens, or whose answers come in parts."""
+    if config.get("model_transaction_policy", {}).get("decoupled"):
+        what = f"'{model}' generates text, which comes in parts"
+        raise UserError("E745", what, "Test a model that gives one answer for a request")
+    if takes_texts(config) and (odd := [tensor["name"] for tensor in config["input"] if _is_odd(tensor)]):
+        raise UserError("E745", f"the model expects an input '{odd[0]}'", "Load tests send texts, or their tokens")
+
+
+def _is_odd(tensor: Mapping[str, Any]) -> bool:
+    return tensor["name"] not in TEXT_INPUTS and not tensor.get("optional")
+
+
 def text_rows(config: Mapping[str, Any], texts: Sequence[Sequence[str]]) -> list[Row]:
     """One row for each text, or pair of texts. Raises UserError E745 where a text has too few or too many parts."""
     names = [name for name in TEXT_INPUTS if any(tensor["name"] == name for tensor in config["input"])]
@@ -90,7 +103,8 @@ def _arrays(tensors: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
 def read_texts(path: Path) -> list[tuple[str, ...]]:
     """The texts of a file, one a line, the two of a pair separated by a tab. Raises UserError E745."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # only line feeds end a line, as in compress predict --file: texts may hold other separators, such as U+2028
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError("E745", f"no file of texts ({error})", "Give a UTF-8 file with one text a line", str(path)) from error
     texts = [tuple(line.split("\t")) for line in lines if line.strip()][:MOST_TEXTS]

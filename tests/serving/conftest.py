@@ -1,12 +1,19 @@
 """A repository with a tiny classifier, and one real server for the whole session."""
 
 import importlib.util
+from dataclasses import replace
 
 import onnxruntime as ort
 import pytest
-from triton_parts import write_classifier, write_served, write_tokenizer
+from triton_parts import FACTS, KNOBS, NAME, answers_of, write_classifier, write_served, write_tokenizer
 
+from serving.deployment.answers import write_answers
+from serving.deployment.target import Target
+from serving.deployment.triton_control import Control
+from serving.repository import write_repository
 from serving.server import EmbeddedServer
+
+TOKEN = "a-token-of-this-test-and-no-other"
 
 
 @pytest.fixture(scope="session")
@@ -54,3 +61,42 @@ def triton():
 def server(repository, tmp_path_factory, triton):
     with EmbeddedServer(repository, log_path=tmp_path_factory.mktemp("log") / "triton.log") as running:
         yield running
+
+
+@pytest.fixture
+def make_run(tmp_path, tokenizer_folder):
+    """A repository as a run writes it, of weights that `seed` draws."""
+
+    def make(seed=0, labels=("bad", "fair", "good"), answered=None, **options):
+        folder = tmp_path / f"run-{seed}-{labels[0]}-{answered}" / "repository"
+        model = write_classifier(tmp_path / f"{seed}.onnx", seed)
+        options = {"facts": replace(FACTS, labels=labels), "tokenizer_folder": tokenizer_folder, "knobs": KNOBS, **options}
+        written = write_repository(folder, NAME, model, **options)
+        other = model if answered is None else write_classifier(tmp_path / f"{answered}.onnx", answered)
+        write_answers(written / "1", answers_of(other))
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """The repository of the server below, and the server with model control."""
+    return tmp_path_factory.mktemp("published")
+
+
+@pytest.fixture(scope="module")
+def control(published, tmp_path_factory, triton, request):
+    log = tmp_path_factory.mktemp("log") / "triton.log"
+    with EmbeddedServer(published, log_path=log, token=TOKEN) as server:
+        yield Control.at(server.url, header=("Authorization", f"Bearer {TOKEN}"))
+
+
+@pytest.fixture
+def target(published, control):
+    """An empty repository."""
+    found = Target.at(str(published))
+    yield found
+    for model in found.models():
+        control.unload(model)
+        found.remove(found.path(model))

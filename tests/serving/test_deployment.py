@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import json
 import re
 import shutil
 import signal
@@ -11,108 +10,21 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import numpy as np
-import onnxruntime
 import pytest
-from triton_parts import FACTS, KNOBS, write_classifier
+from triton_parts import NAME, Traffic
 
 from compressor.errors import CheckError, UserError
 from pipelines.cli.work.deploy_work import header_of, table
 from pipelines.runs.served import find_repository
-from serving.deployment.answers import Answer, differences, read_answers, tensor, write_answers
+from serving.deployment.answers import differences, read_answers, write_answers
 from serving.deployment.publish import Options, deploy, roll_back, status
 from serving.deployment.target import CONFIG, Target
-from serving.deployment.triton_control import Control, Refused
-from serving.repository import write_repository
-from serving.server import EmbeddedServer
+from serving.deployment.triton_control import Control
 
-TOKEN = "a-token-of-this-test-and-no-other"
-NAME = "reviews"
 ROOT = Path(__file__).parents[2]
-
-
-def answers_of(model, rows=4):
-    """What the file says of some rows, one at a time."""
-    session = onnxruntime.InferenceSession(str(model))
-    made = []
-    for row in range(rows):
-        ids = np.arange(4, 5 + row)[None]
-        feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
-        logits = session.run(["logits"], feeds)[0]
-        inputs = [tensor(name, values, "INT64") for name, values in feeds.items()]
-        made.append(Answer(inputs, [tensor("logits", logits, "FP32")]))
-    return made
-
-
-@pytest.fixture
-def make_run(tmp_path, tokenizer_folder):
-    """A repository as a run writes it, of weights that `seed` draws."""
-
-    def make(seed=0, labels=("bad", "fair", "good"), answered=None, **options):
-        folder = tmp_path / f"run-{seed}-{labels[0]}-{answered}" / "repository"
-        model = write_classifier(tmp_path / f"{seed}.onnx", seed)
-        options = {"facts": replace(FACTS, labels=labels), "tokenizer_folder": tokenizer_folder, "knobs": KNOBS, **options}
-        written = write_repository(folder, NAME, model, **options)
-        other = model if answered is None else write_classifier(tmp_path / f"{answered}.onnx", answered)
-        write_answers(written / "1", answers_of(other))
-        return folder
-
-    return make
-
-
-@pytest.fixture(scope="module")
-def published(tmp_path_factory):
-    """The repository of the server below, and the server with model control."""
-    return tmp_path_factory.mktemp("published")
-
-
-@pytest.fixture(scope="module")
-def control(published, tmp_path_factory, triton, request):
-    log = tmp_path_factory.mktemp("log") / "triton.log"
-    with EmbeddedServer(published, log_path=log, token=TOKEN) as server:
-        yield Control.at(server.url, header=("Authorization", f"Bearer {TOKEN}"))
-
-
-@pytest.fixture
-def target(published, control):
-    """An empty repository."""
-    found = Target.at(str(published))
-    yield found
-    for model in found.models():
-        control.unload(model)
-        found.remove(found.path(model))
-
-
-class Traffic:
-    """Requests one after the other for as long as the block lasts; `versions` that answered, and every failure."""
-
-    def __init__(self, control, answer):
-        self.control, self.answer = control, answer
-        self.failures, self.requests = [], 0
-        self.over = threading.Event()
-        self.threads = [threading.Thread(target=self.send) for _ in range(2)]
-
-    def send(self):
-        while not self.over.is_set():
-            try:
-                self.control.infer(NAME, self.answer.inputs)
-                self.requests += 1
-            except (Refused, UserError) as error:
-                self.failures.append(str(error))
-
-    def __enter__(self):
-        for thread in self.threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self.over.set()
-        for thread in self.threads:
-            thread.join()
 
 
 def logits(control, answer, version=None):
@@ -469,36 +381,6 @@ def test_storage_that_is_no_folder(make_run):
 def test_a_location_that_cannot_be_opened():
     with pytest.raises(UserError, match="E757"):
         Target.at("nothing-of-the-kind://models")
-
-
-def test_answers_that_are_missing_or_damaged(make_run, target):
-    run = make_run(0)
-    for content in (None, "", "{}", "[1]", json.dumps({"answers": [{"inputs": []}]})):
-        path = run / NAME / "1" / "answers.json"
-        path.unlink(missing_ok=True) if content is None else path.write_text(content)
-        with pytest.raises(UserError, match="E754"):
-            deploy(run, target, None, Options("run"))
-
-
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        ([tensor("logits", np.array([[1.0, 2.0005]]), "FP32")], ""),
-        ([tensor("logits", np.array([[1.0, 2.1]]), "FP32")], "logits differs by"),
-        ([tensor("logits", np.array([[1.0, np.nan]]), "FP32")], "logits differs by nan"),
-        ([tensor("logits", np.array([1.0, 2.0]), "FP32")], "logits is FP32 [2], recorded FP32 [1, 2]"),
-        ([tensor("other", np.array([[1.0, 2.0]]), "FP32")], "no output logits"),
-    ],
-)
-def test_differences_from_the_record(given, told):
-    answer = Answer([], [tensor("logits", np.array([[1.0, 2.0]]), "FP32")])
-    found = differences([answer], lambda inputs: given)
-    assert bool(found) == bool(told) and told in "".join(found)
-
-
-def test_texts_must_be_equal():
-    answer = Answer([], [tensor("LABEL", np.array([["good"]], dtype=object), "BYTES")])
-    assert differences([answer], lambda inputs: [tensor("LABEL", np.array([["bad"]], dtype=object), "BYTES")])
 
 
 def test_an_empty_folder_is_a_repository_where_models_come_later(tmp_path):

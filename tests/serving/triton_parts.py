@@ -2,18 +2,24 @@
 
 import contextlib
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from compressor.errors import UserError
+from serving.deployment.answers import Answer, tensor
+from serving.deployment.triton_control import Refused
 from serving.layout.knobs import Knobs
 from serving.layout.version_file import VersionFacts
 from serving.repository import read_config, write_config, write_repository
 
+NAME = "reviews"
 LABELS = ("bad", "fair", "good")
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "dull", "film", "fine", "great", "plot", "the", "was")
 
@@ -30,8 +36,9 @@ FACTS = VersionFacts(
 KNOBS = Knobs(instances=1, threads=1, max_batch_size=32)
 
 
-def write_classifier(path, seed=0):
-    """logits (batch, 3) = mean of the unmasked tokens' embeddings, times a weight: a padded batch answers like its rows."""
+def write_classifier(path, seed=0, large=()):
+    """logits (batch, 3) = mean of the unmasked tokens' embeddings, times a weight: a padded batch answers like its rows.
+    `large`: words -> the factor of their embeddings."""
     generator = np.random.default_rng(seed)
     constants = {
         "embedding": generator.normal(size=(len(WORDS), 8)).astype(np.float32),
@@ -39,6 +46,8 @@ def write_classifier(path, seed=0):
         "last": np.array([2]),
         "second": np.array([1]),
     }
+    for word, factor in dict(large).items():
+        constants["embedding"][WORDS.index(word)] *= factor
     nodes = [
         ("Gather", ["embedding", "input_ids"], "tokens"),
         ("Cast", ["attention_mask"], "mask"),
@@ -119,3 +128,44 @@ def processes_of(group):
             if int(pgid) == group and state != "Z":
                 alive.append(head.partition("(")[2])
     return alive
+
+
+def answers_of(model, rows=4):
+    """What the file says of some rows, one at a time."""
+    session = onnxruntime.InferenceSession(str(model))
+    made = []
+    for row in range(rows):
+        ids = np.arange(4, 5 + row)[None]
+        feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+        logits = session.run(["logits"], feeds)[0]
+        inputs = [tensor(name, values, "INT64") for name, values in feeds.items()]
+        made.append(Answer(inputs, [tensor("logits", logits, "FP32")]))
+    return made
+
+
+class Traffic:
+    """One request again and again, from two clients, for as long as the block lasts; how many, and every failure."""
+
+    def __init__(self, control, answer, model=NAME):
+        self.control, self.answer, self.model = control, answer, model
+        self.failures, self.requests = [], 0
+        self.over = threading.Event()
+        self.threads = [threading.Thread(target=self.send) for _ in range(2)]
+
+    def send(self):
+        while not self.over.is_set():
+            try:
+                self.control.infer(self.model, self.answer.inputs)
+                self.requests += 1
+            except (Refused, UserError) as error:
+                self.failures.append(str(error))
+
+    def __enter__(self):
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.over.set()
+        for thread in self.threads:
+            thread.join()

@@ -72,9 +72,9 @@ def server_of(target: str, options: dict[str, Any]) -> Iterator[Served]:
     folder = Path(target)
     found = find_repository(folder)
     note(found.outdated)
-    with EmbeddedServer(found.repository, log_path=folder / "logs" / "loadtest.log") as server, Client(server.url) as client:
+    with EmbeddedServer(found.repository, log_path=found.logs / "loadtest.log") as server, Client(server.url) as client:
         protocol = protocol or client.address.protocol
-        yield Served(client, replace(client.address, protocol=protocol, port=server.ports[protocol]), run or folder)
+        yield Served(client, replace(client.address, protocol=protocol, port=server.ports[protocol]), run or found.run)
 
 
 def carried_out(served: Served, model: str, levels: list, options: dict[str, Any]) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def carried_out(served: Served, model: str, levels: list, options: dict[str, Any
     most = len(levels) * (limits.warmup + limits.seconds) + PASS_SECONDS
     note(f"{len(traffic.rows)} rows, {len(levels)} levels: at most {human_seconds(most)}")
     with Fleet(traffic, options["clients"]) as fleet:
-        expected = first_pass(fleet, under_test := Target(endpoint, served.client))
+        expected = first_pass(fleet, under_test := Target(endpoint, served.client), limits.timeout)
         measured = run_levels(fleet, under_test, levels, limits, deadline, expected, lambda level: note(progress(level)))
     return {
         "model": model,

@@ -40,7 +40,7 @@ def tune_model(target: str, model: str, **options: Any) -> None:
             Client(server.url) as client,
         ):
             rows = {key: options[key] for key in ("texts", "tokenizer")}
-            traffic = traffic_of(client, model, run=options["run"] or run, **rows)
+            traffic = traffic_of(client, model, run=options["run"] or found.run, **rows)
         with Fleet(traffic, options["clients"]) as fleet:
             config, evidence = tune(
                 found.repository / model, fleet, folder, options["p99_ms"], protocol=options["protocol"] or "http", say=note

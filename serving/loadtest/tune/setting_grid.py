@@ -54,8 +54,10 @@ class Grid:
         return [Setting(*layout, delay, budget) for layout, delay, budget in product(*self._axes())]
 
     def coarse(self) -> list[Setting]:
-        """Every layout with the shortest and a middle delay, and a middle budget."""
-        delays = dict.fromkeys((self.delays[0], self.delays[len(self.delays) // 2]))
+        """Every layout with the shortest, a middle and the longest delay, and a middle budget.
+
+        Throughput need not have one peak over the delay: what waits long enough for many clients may be as good as no delay."""
+        delays = dict.fromkeys((self.delays[0], self.delays[len(self.delays) // 2], self.delays[-1]))
         return [
             Setting(*layout, delay, self.budgets[len(self.budgets) // 2]) for layout, delay in product(self.layouts, delays)
         ]

@@ -1,16 +1,26 @@
 """When requests are due, what is counted, and how answers compare: pure functions."""
 
 import asyncio
+import contextlib
 import json
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from google.protobuf import json_format
+from triton_parts import FACTS, KNOBS
 
 from compressor.errors import CheckError, UserError
+from export.runtimes.runtime_registry import DEFAULT
+from pipelines.cli.work import loadtest_work
 from pipelines.loadtest.load_table import answer_notes
+from pipelines.loadtest.request_rows import traffic_of
 from serving.clients.address import parse_url
 from serving.deployment.answers import Answer, tensor, write_answers
-from serving.loadtest.answer_check import check_answers, compared, require_recorded
+from serving.layout.generator_config import generator_config
+from serving.layout.model_config import text_config
+from serving.loadtest.answer_check import check_answers, compared, first_answers, require_recorded
 from serving.loadtest.arrivals import Load, poisson_times, shares
 from serving.loadtest.levels import client_figures, window
 from serving.loadtest.observed import added_up, server_figures
@@ -18,7 +28,8 @@ from serving.loadtest.plan import Wish, require_answers, wishes
 from serving.loadtest.quantiles import curve, latency_figures, quantile, slope
 from serving.loadtest.request_pools import Endpoint, HttpPool, kind_of_error
 from serving.loadtest.senders import TIMED_OUT, Record
-from serving.loadtest.traffic import http_body, outputs_of, read_texts, recorded_rows, text_rows, token_rows
+from serving.loadtest.traffic import Traffic, http_body, outputs_of, read_texts, recorded_rows, text_rows, token_rows
+from serving.running import log_folder
 
 
 def test_poisson_arrivals_have_their_rate_and_independent_exponential_gaps():
@@ -101,6 +112,39 @@ def test_a_level_that_is_no_number_is_refused(concurrency, rate):
         wishes(concurrency, rate)
 
 
+def test_a_slow_model_has_the_time_that_is_given_from_the_first_row_on(monkeypatch):
+    class Fleet:
+        traffic, loads = Traffic([{"TEXT": np.array([[b"a"]], dtype=object)}], "a row"), []
+
+        def once(self, _endpoint, load):
+            self.loads.append(load)
+            return Record()
+
+    monkeypatch.setattr(loadtest_work, "Fleet", lambda *_: contextlib.nullcontext(Fleet()))
+    monkeypatch.setattr(loadtest_work, "traffic_of", lambda *_, **__: Fleet.traffic)
+    options = dict.fromkeys(("texts", "tokenizer", "ca", "token", "deadline"))
+    options |= {"warmup": 1.0, "seconds": 1.0, "requests": 1, "timeout": 60.0, "clients": 1}
+    loadtest_work.carried_out(loadtest_work.Served(None, parse_url("h:1"), None), "m", [], options)
+    assert [load.timeout for load in Fleet.loads] == [60.0]
+
+
+def test_nothing_is_written_into_a_repository_that_is_tested(tmp_path, monkeypatch):
+    """A server that polls it, or loads all of it, takes every folder in it for a model."""
+    (tmp_path / "reviews").mkdir()
+    (tmp_path / "reviews" / "config.pbtxt").touch()
+    logs = []
+
+    @contextlib.contextmanager
+    def server(_repository, log_path):
+        logs.append(log_path)
+        yield SimpleNamespace(url="127.0.0.1:1", ports={"http": 1})
+
+    monkeypatch.setattr(loadtest_work, "EmbeddedServer", server)
+    with loadtest_work.server_of(str(tmp_path), {"run": None, "protocol": None}) as served:
+        assert served.run is None  # E749 advises --run and --texts
+    assert logs == [log_folder() / "loadtest.log"]
+
+
 def test_statistics_are_the_difference_of_two_looks():
     def version(count):
         part = {"count": count, "ns": count * 2_000_000}
@@ -118,7 +162,7 @@ def test_answers_are_equal_near_wrong_or_of_another_text():
 
     assert compared(answer(0.5), answer(0.5)) == ("equal", 0)
     assert compared(answer(0.5), answer(0.51, "bad"))[0] == "near"
-    assert compared(answer(0.5), answer(-0.1))[0] == "wrong" and compared(answer(0.5), answer(np.nan))[0] == "wrong"
+    assert compared(answer(0.5), answer(-0.3))[0] == "wrong" and compared(answer(0.5), answer(np.nan))[0] == "wrong"
     assert compared(answer(0.5), answer(0.5, "bad"))[0] == "changed"
     assert compared(answer(0.5), {"SCORES": np.zeros((1, 3))})[0] == "wrong"
 
@@ -130,12 +174,25 @@ def http_answer(*logits):
     return header + body, len(header)
 
 
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (TIMED_OUT, r"a row that comes alone is not answered \(no answer in time\)\. .*--timeout"),
+        ("connection: ConnectionResetError", r"a row that comes alone is not answered \(connection: .*log"),
+        ("400: too long", r"the server refuses a row that comes alone \(400: too long\)\. Remove that row"),
+    ],
+)
+def test_a_row_without_an_answer_is_not_called_refused(error, told):
+    with pytest.raises(UserError, match=f"E748 row 1: {told}"):
+        first_answers(Record(errors=["", error, ""]), 3)
+
+
 def test_rows_that_are_mixed_up_fail_the_test():
-    (first, header), (second, _) = http_answer(1, 5), http_answer(4, 2)
+    (first, header), (second, _) = http_answer(1, 5), http_answer(5, 1)
     expected = [outputs_of(first, header), outputs_of(second, header)]
     answers = {(0, header, first): 98, (0, header, second): 2}
     checked = check_answers(expected, [Record(answers=answers)])
-    assert (checked.answers, checked.wrong, checked.max_difference) == (100, 2, pytest.approx(0.6))
+    assert (checked.answers, checked.wrong, checked.max_difference) == (100, 2, pytest.approx(0.8))
     with pytest.raises(CheckError, match="E750 4 clients: 2 of 100 answers under load differ"):
         require_answers([{"load": "4 clients", "answers": vars(checked)}])
 
@@ -174,12 +231,29 @@ def test_rows_of_texts_and_tokens(tmp_path):
         text_rows(config, [("alone",)])
     with pytest.raises(UserError, match="E745 the model expects an input 'pixels'"):
         token_rows({"input": [{"name": "pixels", "data_type": "TYPE_FP32"}]}, [{"input_ids": [1]}])
+    (tmp_path / "texts").write_bytes("\ufeffa\u2028b\tc\x0c\r\n\x85\td".encode())
+    assert read_texts(tmp_path / "texts") == [("a\u2028b", "c\x0c"), ("\x85", "d")]
     (tmp_path / "texts").write_bytes(b"\xff")
     with pytest.raises(UserError, match=r"E745 .*no file of texts"):
         read_texts(tmp_path / "texts")
     (tmp_path / "texts").write_text("\n")
     with pytest.raises(UserError, match=r"E745 .*no text in the file"):
         read_texts(tmp_path / "texts")
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        (generator_config("writer-text"), "'m' generates text, which comes in parts"),
+        (text_config("m", DEFAULT, replace(FACTS, task="tasks", labels=(), tasks=({"name": "a"},)), KNOBS), "an input 'TASK'"),
+    ],
+)
+def test_a_model_that_load_tests_cannot_ask_is_told_before_its_rows_are_made(tmp_path, config, told):
+    """Not with the advice to remove a row, or to give pairs."""
+    (tmp_path / "texts").write_text("a film")
+    client = SimpleNamespace(config=lambda model: json_format.MessageToDict(config, preserving_proto_field_name=True))
+    with pytest.raises(UserError, match=f"E745 .*{told}"):
+        traffic_of(client, "m", texts=tmp_path / "texts")
 
 
 def test_errors_that_differ_in_figures_are_one_kind():

@@ -1,0 +1,122 @@
+"""What a version must answer to the requests recorded when it was deployed, alone and while others share its batches."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import onnxruntime
+import pytest
+from triton_parts import FACTS, KNOBS, NAME, WORDS, Traffic, write_classifier
+
+from compressor.errors import UserError
+from serving.answer_bounds import IN_BATCHES, TOLERANCE, tolerance_in_batches
+from serving.deployment.answers import Answer, differences, tensor, write_answers
+from serving.deployment.publish import Options, deploy, roll_back, status
+from serving.deployment.target import Target
+from serving.repository import write_repository
+
+
+def test_answers_that_are_missing_or_damaged(make_run, target):
+    run = make_run(0)
+    for content in (None, "", "{}", "[1]", json.dumps({"answers": [{"inputs": []}]})):
+        path = run / NAME / "1" / "answers.json"
+        path.unlink(missing_ok=True) if content is None else path.write_text(content)
+        with pytest.raises(UserError, match="E754"):
+            deploy(run, target, None, Options("run"))
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ([tensor("logits", np.array([[1.0, 2.0005]]), "FP32")], ""),
+        ([tensor("logits", np.array([[1.0, 2.1]]), "FP32")], "logits differs by"),
+        ([tensor("logits", np.array([[1.0, np.nan]]), "FP32")], "logits differs by nan"),
+        ([tensor("logits", np.array([1.0, 2.0]), "FP32")], "logits is FP32 [2], recorded FP32 [1, 2]"),
+        ([tensor("other", np.array([[1.0, 2.0]]), "FP32")], "no output logits"),
+    ],
+)
+def test_differences_from_the_record(given, told):
+    answer = Answer([], [tensor("logits", np.array([[1.0, 2.0]]), "FP32")])
+    found = differences([answer], lambda inputs: given)
+    assert bool(found) == bool(told) and told in "".join(found)
+
+
+def test_texts_must_be_equal():
+    answer = Answer([], [tensor("LABEL", np.array([["good"]], dtype=object), "BYTES")])
+    assert differences([answer], lambda inputs: [tensor("LABEL", np.array([["bad"]], dtype=object), "BYTES")])
+
+
+@pytest.mark.parametrize(("times", "told"), [(1, "request 1: logits differs by 4"), (3, "")])
+def test_a_request_is_asked_again_where_others_may_share_its_batch(times, told):
+    given = iter([5.0, 1.3, 9.0])
+    answer = Answer([], [tensor("logits", np.array([1.0]), "FP32")])
+    found = differences([answer], lambda inputs: [tensor("logits", np.array([next(given)]), "FP32")], IN_BATCHES, times)
+    assert "".join(found).startswith(told) and bool(found) == bool(told)
+
+
+def test_only_scales_that_depend_on_the_batch_widen_the_bound(tmp_path, classifier):
+    def bound(**facts):
+        folder = tmp_path / "-".join(facts)
+        return tolerance_in_batches(write_repository(folder, NAME, classifier, **facts) / "1")
+
+    assert bound(facts=replace(FACTS, precision="int8")) == IN_BATCHES
+    assert bound(facts=FACTS, knobs=KNOBS) == bound() == TOLERANCE
+
+
+def test_a_repository_may_have_any_name(make_run, tmp_path):
+    target = Target.at(str(tmp_path / "models [old] *"))
+    deploy(make_run(0), target, None, Options("first"))
+    assert [(state.model, state.version) for state in status(target, None)] == [(NAME, 1)]
+
+
+def test_a_version_of_another_program_comes_back_with_its_own_config(make_run, tmp_path):
+    """What stood beside it was replaced for good: by cp, or by compress delta stack, nothing of it is kept elsewhere."""
+    first, second = make_run(0), make_run(1, labels=("one", "two", "three"), knobs=replace(KNOBS, max_batch_size=8))
+    shutil.copytree(first, tmp_path / "target")
+    target, places = Target.at(str(tmp_path / "target")), ("config.pbtxt", "labels.txt", "warmup/short_input_ids")
+    before = [target.files.cat_file(target.path(NAME, place)) for place in places]
+    deploy(second, target, None, Options("second"))
+    assert [target.files.cat_file(target.path(NAME, place)) for place in places[:2]] != before[:2]
+    roll_back([NAME], target, None, Options(""))
+    assert target.versions(NAME) == [1]
+    assert [target.files.cat_file(target.path(NAME, place)) for place in places] == before
+
+
+@pytest.fixture
+def make_int8(tmp_path, tokenizer_folder):
+    """A run of one text model in dynamic int8, and its requests: one word is so large that its batch's scale suits no other."""
+    from onnxruntime.quantization import quantize_dynamic
+
+    def make(seed):
+        model = write_classifier(tmp_path / f"{seed}.onnx", seed, large={"great": 50.0})
+        quantize_dynamic(model, tmp_path / f"{seed}.int8.onnx")
+        folder, knobs = tmp_path / f"run-{seed}", replace(KNOBS, max_queue_delay_us=20_000)
+        options = {"facts": replace(FACTS, precision="int8"), "tokenizer_folder": tokenizer_folder, "knobs": knobs}
+        written = write_repository(folder, NAME, tmp_path / f"{seed}.int8.onnx", interfaces=["text"], **options)
+        session = onnxruntime.InferenceSession(str(tmp_path / f"{seed}.int8.onnx"))
+        answers = [scores_of(session, words) for words in ("a film", "the plot", "a dull", "great great")]
+        write_answers(written / "1", answers)
+        return folder, answers
+
+    return make
+
+
+def scores_of(session, text):
+    ids = np.array([[2, *(WORDS.index(word) for word in text.split()), 3]])
+    logits = session.run(["logits"], {"input_ids": ids, "attention_mask": np.ones_like(ids)})[0]
+    scores = np.exp(logits) / np.exp(logits).sum()
+    asked = tensor("TEXT", np.array([[text]], dtype=object), "BYTES")
+    return Answer([asked], [tensor("SCORES", scores.astype(np.float32), "FP32")])
+
+
+@pytest.mark.slow
+def test_int8_scales_of_other_rows_take_no_version_back(make_int8, target, control):
+    (first, answers), (second, _) = make_int8(0), make_int8(1)
+    model = f"{NAME}-text"
+    deploy(first, target, control, Options("first"))
+    with Traffic(control, answers[-1], model) as traffic:
+        shared = (differences(answers[:-1], lambda answer: control.ask(model, answer)) for _ in range(20))
+        assert any(shared), "no batch was shared"
+        (done,) = deploy(second, target, control, Options("second"))
+    assert (done.version, target.versions(model)) == (2, [1, 2]) and not traffic.failures
