@@ -156,8 +156,14 @@ class Proxy:
             response = web.StreamResponse(status=answer.status, headers=headers)
             response.content_length = answer.length
             await response.prepare(request)
-            async for piece in answer.pieces():
-                await response.write(piece)
+            try:
+                async for piece in answer.pieces():
+                    await response.write(piece)
+            except (OSError, EOFError, ValueError):
+                # its head is sent: only the end of the connection tells the client that something is missing
+                if request.transport is not None:
+                    request.transport.close()
+                return response
             await response.write_eof()
             return response
         finally:

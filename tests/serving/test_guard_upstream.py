@@ -6,14 +6,16 @@ import contextlib
 import pytest
 from aiohttp import web
 
-from serving.guard.proxy import UP, Limits, Proxy
-from serving.guard.upstream import Upstream
+from serving.guard.proxy import UP, WHOLE, Limits, Proxy
+from serving.guard.upstream import PIECE, Upstream
 
 REQUEST = b"GET /%s HTTP/1.1\r\nHost: x\r\nConnection: keep-alive\r\n\r\n"
+FIRST = b"5\r\nfirst\r\n"
 
 
 class Played:
-    """Answers by the path: `stream` sends two chunks, the second when told; `stall` nothing; `die` half a response."""
+    """Answers by the path: `stream` sends two chunks, the second when told; `stall` nothing; `die` half a response,
+    `cut` of a large one, `broken` and `ended` half of a stream."""
 
     def __init__(self):
         self.told, self.gone, self.connections = asyncio.Event(), asyncio.Event(), 0
@@ -39,6 +41,19 @@ class Played:
 
     async def die(self, reader, writer):
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nhalf")
+        writer.close()
+
+    async def cut(self, reader, writer):
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (WHOLE + 1) + b"x" * PIECE + b"half")
+        await writer.drain()
+        writer.close()
+
+    async def broken(self, reader, writer):
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nfirst\r\n6\r\nsec")
+        writer.close()
+
+    async def ended(self, reader, writer):
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nfirst\r\n")
         writer.close()
 
     async def close(self, reader, writer):
@@ -114,3 +129,18 @@ def test_a_server_that_ends_midway_is_a_503_and_an_old_connection_is_none(tmp_pa
         writer.close()
 
     played(tmp_path, check)
+
+
+@pytest.mark.parametrize(("path", "sent"), [(b"cut", b"x" * PIECE), (b"broken", FIRST), (b"ended", FIRST)])
+def test_a_server_that_ends_within_a_response_ends_the_connection(tmp_path, caplog, path, sent):
+    """Another response behind half of one would be read as a part of it, and what is missing waited for."""
+
+    async def check(triton, connect, proxy):
+        reader, writer = await connect()
+        writer.write(REQUEST % path)
+        await reader.readuntil(b"\r\n\r\n")
+        assert await asyncio.wait_for(reader.read(), 1) == sent
+        writer.close()
+
+    played(tmp_path, check)
+    assert not caplog.records
