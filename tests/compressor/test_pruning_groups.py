@@ -34,7 +34,8 @@ def test_a_cut_trains_what_was_trained(architecture):
 
 
 def test_the_changes_of_a_cut_weight_are_the_cut_changes(architecture):
-    """ΔW of weights and biases in bits, also of the parts of a fused weight, which move when the part before them shrinks."""
+    """ΔW of weights and biases, also of the parts of a fused weight, which move when the part before them shrinks. Not in bits:
+    on some processors the product of two factors rounds otherwise where one of them is cut."""
     model = changed(tiny(architecture), masks=True)
     layer, plan = layers_of(model)[1], {1: Removal([1], [0, 5])}
     weights, biases = {}, {}
@@ -51,12 +52,12 @@ def test_the_changes_of_a_cut_weight_are_the_cut_changes(architecture):
                     biases[name] = change[start + places] if out else change
     remove(model, plan)
     for name, expected in weights.items():
-        assert torch.equal(layer.matrix(name).delta, expected)
+        torch.testing.assert_close(layer.matrix(name).delta, expected, rtol=0, atol=1e-12)
         assert layer.matrix(name).mask.keep.shape == layer.matrix(name).original.shape
     for name, expected in biases.items():
         start, stop = layer.matrix(name).place.rows or (0, None)
         owner = layer.linear(name)
-        assert torch.equal(delta_of(owner, name="bias")[start:stop], expected)
+        torch.testing.assert_close(delta_of(owner, name="bias")[start:stop], expected, rtol=0, atol=1e-12)
         assert original(owner, "bias").shape == owner.bias.shape
 
 
