@@ -299,7 +299,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder")
     parser.add_argument("--only", nargs="+", default=[], help="peers: " + ", ".join(peer.name for peer in PEERS))
     parser.add_argument("--again", action="store_true", help="make environments and files anew")
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=20, choices=range(2, 1001), metavar="N", help="2 to 1000 [%(default)s]")
     parser.add_argument("--rows", type=int, default=160, help="validation rows of `real`")
     parser.add_argument("--threads", type=int, default=default_threads())
     parser.add_argument("--limit", type=float, default=30, help="minutes of a peer's script")
