@@ -24,7 +24,7 @@ import numpy as np
 
 from compressor.errors import UserError
 from compressor.tasks.features import Encoding
-from export.latency.core_time import CoreTime
+from export.latency.core_time import CoreTime, waited_by_most
 from export.latency.programs import worker_environment
 from export.runtimes.runtime import Device
 
@@ -69,7 +69,7 @@ class LatencyVariant:
 @dataclass(frozen=True)
 class Measurement:
     """One variant at one shape: percentiles and interquartile range in ms, `throughput` in rows/s at the median; `waited` is
-    the share of its process's time in which it waited for a core (`core_time`)."""
+    the share of time that most processes of the same rounds waited for a core (`core_time`)."""
 
     variant: str
     batch: int
@@ -244,5 +244,5 @@ def time_shape(
         for worker in shuffle.sample(live, len(live)):
             times[worker.variant.name].append(worker.time(batch, length, tokens))
         on_round()
-    waited = [start.waited_until(worker.core_time) for start, worker in zip(before, live, strict=True)]
-    return [summarize(name, batch, length, times[name], share) for name, share in zip(times, waited, strict=True)]
+    waited = waited_by_most(before, [worker.core_time for worker in live])
+    return [summarize(name, batch, length, samples, waited) for name, samples in times.items()]

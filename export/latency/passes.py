@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from compressor.tasks.features import Encoding, pad
+from export.latency.core_time import waited_by_most
 from export.latency.measure import LEAST_ROUNDS, LatencyVariant, Worker, workers
 
 Order = Literal["arrival", "sorted"]
@@ -71,7 +72,7 @@ class PassMeasurement:
     """One variant on one pass: milliseconds of the first pass, and median and interquartile range of the later ones.
 
     `new_shape_ms` is the mean call on the first batch of each shape in the first pass, `seen_shape_ms` the mean of the same
-    batches in later passes (the median of each). `waited` is the share of its process's time in which it waited for a core.
+    batches in later passes (the median of each). `waited` is the share of time that most processes waited for a core.
     """
 
     variant: str
@@ -182,6 +183,5 @@ def time_pass(
         for worker in shuffle.sample(live, len(live)):
             times[worker.variant.name].append(worker.time_batches(timed.batches))
         on_round()
-    waited = [start.waited_until(worker.core_time) for start, worker in zip(before, live, strict=True)]
-    rows = zip(times.items(), waited, strict=True)
-    return [summarize_pass(name, timed, first, later, share) for (name, (first, *later)), share in rows]
+    waited = waited_by_most(before, [worker.core_time for worker in live])
+    return [summarize_pass(name, timed, first, later, waited) for name, (first, *later) in times.items()]

@@ -46,7 +46,7 @@ class LatencyTable:
 
     `sublayers`: structure -> ((units left, ms of one such sublayer), ...) from 0 units (0 ms) up; `block_ms` is the time of a
     block whose sublayers are all empty (norms, residuals), `rest_ms` the time outside the blocks. `facts` describe the
-    measurement; `waited` is the largest share of a measured process's time in which it waited for a core.
+    measurement; `waited` is the share of time that most of the measured processes waited for a core.
     """
 
     facts: dict[str, Any]
@@ -164,7 +164,7 @@ def turns(workload: Workload, rounds: int) -> int:
 
 @dataclass(frozen=True)
 class Times:
-    """Milliseconds of every variant by its name; `waited` is the largest share of time in which one waited for a core."""
+    """Milliseconds of every variant by its name; `waited` is the share of time that most waited for a core."""
 
     ms: dict[str, float]
     waited: float

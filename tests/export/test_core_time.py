@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from export.latency.core_time import BUSY, LEAST, CoreTime, disturbance
+from export.latency.core_time import BUSY, LEAST, CoreTime, disturbance, waited_by_most
 from export.latency.measure import LatencyVariant, measure
 from export.latency.passes import measure_passes, passes_of
 
@@ -48,6 +48,14 @@ def test_what_counts_as_waiting():
     assert start.waited_until(CoreTime(int(1e9), int(1e9 + LEAST) - 1)) == 0.0, "the moment in which a thread wakes up"
     assert start.waited_until(start) == 0.0
     assert CoreTime.of(2**22 + 1) == CoreTime(), "no such process, or a system that does not count"
+
+
+@pytest.mark.parametrize(
+    ("shares", "most"), [((0.45, 0, 0, 0), 0), ((0.45, 0), 0), ((0.45,), 0.45), ((0.75, 0.5, 0.75), 0.75), ((0.5, 0.75), 0.5)]
+)
+def test_a_process_that_waits_alone_is_not_disturbed_by_other_work(shares, most):
+    after = [CoreTime(int((1 - share) * 1e9), int(share * 1e9)) for share in shares]
+    assert waited_by_most([CoreTime()] * len(shares), after) == most
 
 
 @pytest.mark.parametrize(("waited", "told"), [(0.0, ""), (BUSY - 0.001, ""), (0.437, "waited for a core 44% of their time")])

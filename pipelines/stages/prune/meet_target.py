@@ -65,7 +65,7 @@ UNTIMED = ("id2label", "label2id", "_name_or_path", "architectures", "transforme
 @dataclass(frozen=True)
 class TargetTrial:
     """Measured widths: milliseconds of the dense and of the pruned model, and the table's prediction; `waited` is the share of
-    time in which their processes waited for a core."""
+    time that their processes waited for a core."""
 
     widths: Widths
     predicted: float
