@@ -8,9 +8,11 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from triton_parts import FACTS, KNOBS, write_tagger
 from tritonclient.utils import InferenceServerException
 
 pytest.importorskip("fastapi")
@@ -129,6 +131,56 @@ def test_a_key_is_needed(front, headers):
 def test_a_model_that_ranks_nothing_says_so(front):
     response = front.post("/v2/rerank", json={"model": "reviews", "query": "a film", "documents": TEXTS})
     assert (response.status_code, response.json()["code"]) == (400, "E767")
+
+
+@pytest.fixture(scope="module")
+def ranking(tmp_path_factory, tokenizer_folder, triton):
+    """A front of a ranker, which gives a pair of texts the mean of their ids."""
+    from starlette.testclient import TestClient
+
+    from serving.front.app import Settings, make_app
+    from serving.repository import write_repository
+    from serving.server import EmbeddedServer
+
+    folder = tmp_path_factory.mktemp("ranker")
+    model = write_tagger(folder / "ranker.onnx", labels=1, pooled=True)
+    options = {"facts": replace(FACTS, task="regression", labels=("score",), pair=True), "tokenizer_folder": tokenizer_folder}
+    write_repository(folder / "repository", "ranker", model, interfaces=("text",), knobs=KNOBS, **options)
+    with (
+        EmbeddedServer(folder / "repository", log_path=folder / "log") as server,
+        TestClient(make_app(Settings(f"127.0.0.1:{server.ports['grpc']}", keys=(KEY,)))) as client,
+    ):
+        yield client
+
+
+DOCUMENTS = ["a a", "was the", "film film"]
+
+
+def test_documents_are_ranked_by_the_number_of_each_pair(ranking):
+    request = {"model": "ranker", "query": "a", "documents": DOCUMENTS, "return_documents": True}
+    headers = {"Authorization": f"Bearer {KEY}"}
+    results = ranking.post("/v2/rerank", json=request, headers=headers).json()["results"]
+    # ids of [CLS] query [SEP] document [SEP]: a is 4, film 6, the 10, was 11
+    scores = {
+        "was the": (2 + 4 + 3 + 11 + 10 + 3) / 6,
+        "film film": (2 + 4 + 3 + 6 + 6 + 3) / 6,
+        "a a": (2 + 4 + 3 + 4 + 4 + 3) / 6,
+    }
+    assert [(one["index"], one["document"]["text"]) for one in results] == [(1, "was the"), (2, "film film"), (0, "a a")]
+    assert [one["relevance_score"] for one in results] == pytest.approx(list(scores.values()), abs=1e-5)
+    few = ranking.post("/rerank", json={"query": "a", "documents": DOCUMENTS, "top_n": 1}, headers=headers).json()["results"]
+    assert [(one["index"], one.get("document")) for one in few] == [(1, None)]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("cohere") is None, reason="cohere is not installed")
+@pytest.mark.parametrize("kind", ["Client", "ClientV2"])
+def test_coheres_own_client_ranks(ranking, kind):
+    import cohere
+
+    client = getattr(cohere, kind)(KEY, base_url=str(ranking.base_url), httpx_client=ranking)
+    response = client.rerank(model="ranker", query="a", documents=DOCUMENTS, top_n=2)
+    assert [one.index for one in response.results] == [1, 2]
+    assert response.results[0].relevance_score == pytest.approx(33 / 6, abs=1e-5)
 
 
 def test_health_and_metrics_need_no_key(front):
