@@ -129,9 +129,13 @@ class Cell:
 
 def _in_steps(cell: Cell, teacher: Callable[[], str]) -> list[dict]:
     """Three cuts, the last one to the target, with one epoch after each."""
-    between = [1 + (cell.speedup - 1) * share for share in (0.25, 0.5, 1.0)]
     part = cell.labelled(epochs=1)
-    return [stage for speedup in between for stage in (cell.pruned(speedup=round(speedup, 2)), part)]
+    return [stage for speedup in _between(cell) for stage in (cell.pruned(speedup=speedup), part)]
+
+
+def _between(cell: Cell) -> list[float]:
+    """The speed-ups of three cuts."""
+    return [round(1 + (cell.speedup - 1) * share, 2) for share in (0.25, 0.5, 1.0)]
 
 
 ARMS: dict[str, Callable[[Cell, Callable[[], str]], list[dict]]] = {
@@ -148,10 +152,11 @@ ARMS: dict[str, Callable[[Cell, Callable[[], str]], list[dict]]] = {
     "cut": lambda cell, teacher: [cell.pruned(refit=None)],
     "refit": lambda cell, teacher: [cell.pruned()],
     "refit-4096": lambda cell, teacher: [cell.pruned(refit=4096)],
+    "refit-4096 in three cuts": lambda cell, teacher: [cell.pruned(4096, speedup) for speedup in _between(cell)],
     "refit by reconstruction": lambda cell, teacher: [cell.pruned(criterion="reconstruction")],
 }
 """Name -> the stages that follow the dense model. The first four recover in different ways, the next change one thing of
-`labels`, the last four do not train at all."""
+`labels`, the last five do not train at all."""
 
 
 @dataclass(frozen=True)
