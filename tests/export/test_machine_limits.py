@@ -5,11 +5,14 @@ import math
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from export.latency import programs
 from export.latency.machine_limits import Limits, measure_limits, types
 from export.latency.programs import worker_environment
+from export.runtimes.onnxruntime import PRODUCTS
+from export.runtimes.runtime_registry import RUNTIMES
 
 RATES = Limits({"fp32": 1e9, "int8": 4e9}, 2e9, {"fp32": "torch.mm"})
 SMALL = """
@@ -19,6 +22,16 @@ measured.SIZES, measured.BUFFER, measured.ROUNDS, measured.SECONDS = (32, 48), 4
 sys.argv.append("1")
 measured.main()
 """
+
+
+@pytest.mark.parametrize("precision", PRODUCTS)
+def test_onnx_runtimes_products_are_products(precision):
+    (how, call), *_ = RUNTIMES["onnxruntime"].products(precision, 64, 1)
+    [found] = call()
+    assert how.startswith("ONNX Runtime's MatMul") and found.shape == (64, 64)
+    draw = np.random.default_rng(0)
+    weight, given = draw.integers(-100, 100, (64, 64)), draw.integers(0, 200, (64, 64))
+    np.testing.assert_array_equal(found, given @ weight)
 
 
 def test_the_limit_is_the_longer_of_computing_and_of_reading_the_weights():
