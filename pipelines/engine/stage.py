@@ -31,6 +31,13 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
 """Names of pipelines and ids of stages: safe as a file's name everywhere."""
 
 
+def each_once(values: list[Any]) -> list[Any]:
+    """Validate a list whose values make a row each. Raises ValueError."""
+    if len(set(values)) < len(values):
+        raise ValueError("names one twice")
+    return values
+
+
 class StageConfig(BaseModel):
     """Base class of the stages' configs. `id` names a stage that appears twice; it defaults to `tune`, `tune-2`, ..."""
 

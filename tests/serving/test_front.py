@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import replace
 
+import jsonschema
 import numpy as np
 import pytest
 from triton_parts import FACTS, KNOBS, write_tagger
@@ -196,8 +197,6 @@ def test_health_and_metrics_need_no_key(front):
 
 
 def test_responses_match_the_page_that_describes_them(front):
-    import jsonschema
-
     page = front.get("/openapi.json").json()
     assert {"/predict", "/v2/rerank", "/metrics"} <= set(page["paths"])
     schema = {"$ref": "#/components/schemas/PredictResponse", "components": page["components"]}

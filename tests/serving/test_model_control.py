@@ -4,11 +4,11 @@ import http.client
 import json
 import os
 import shutil
-import threading
 import time
 
 import grpc
 import pytest
+from triton_parts import Clients
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
@@ -42,14 +42,14 @@ def send(server, path, body=None, headers=MINE, method="POST"):
         connection.close()
 
 
-class Asked:
-    """Clients that keep their connection and ask one after the other for as long as the block lasts; (start, end) of each."""
+class Asked(Clients):
+    """Clients that keep their connection and ask one after the other; (start, end) of each request."""
 
     def __init__(self, server, clients=4):
-        self.server, self.times, self.over = server, [], threading.Event()
-        self.threads = [threading.Thread(target=self.ask) for _ in range(clients)]
+        super().__init__(clients)
+        self.server, self.times = server, []
 
-    def ask(self):
+    def send(self):
         connection = http.client.HTTPConnection("127.0.0.1", self.server.ports["http"], timeout=60)
         while not self.over.is_set():
             start = time.monotonic()
@@ -57,16 +57,6 @@ class Asked:
             assert connection.getresponse().read() == b""
             self.times.append((start, time.monotonic()))
         connection.close()
-
-    def __enter__(self):
-        for thread in self.threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self.over.set()
-        for thread in self.threads:
-            thread.join()
 
 
 def index(server):

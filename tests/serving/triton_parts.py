@@ -143,22 +143,12 @@ def answers_of(model, rows=4):
     return made
 
 
-class Traffic:
-    """One request again and again, from two clients, for as long as the block lasts; how many, and every failure."""
+class Clients:
+    """Threads that `send` until `over` is set, for as long as the block lasts."""
 
-    def __init__(self, control, answer, model=NAME):
-        self.control, self.answer, self.model = control, answer, model
-        self.failures, self.requests = [], 0
+    def __init__(self, count):
         self.over = threading.Event()
-        self.threads = [threading.Thread(target=self.send) for _ in range(2)]
-
-    def send(self):
-        while not self.over.is_set():
-            try:
-                self.control.infer(self.model, self.answer.inputs)
-                self.requests += 1
-            except (Refused, UserError) as error:
-                self.failures.append(str(error))
+        self.threads = [threading.Thread(target=self.send) for _ in range(count)]
 
     def __enter__(self):
         for thread in self.threads:
@@ -169,3 +159,20 @@ class Traffic:
         self.over.set()
         for thread in self.threads:
             thread.join()
+
+
+class Traffic(Clients):
+    """One request again and again, from two clients; how many, and every failure."""
+
+    def __init__(self, control, answer, model=NAME):
+        super().__init__(2)
+        self.control, self.answer, self.model = control, answer, model
+        self.failures, self.requests = [], 0
+
+    def send(self):
+        while not self.over.is_set():
+            try:
+                self.control.infer(self.model, self.answer.inputs)
+                self.requests += 1
+            except (Refused, UserError) as error:
+                self.failures.append(str(error))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from export.runtimes.runtime_registry import DEFAULT, RUNNABLE, RUNTIMES
-from pipelines.engine.stage import Entry, Problem, Stage, StageConfig
+from pipelines.engine.stage import Entry, Problem, Stage, StageConfig, each_once
 from pipelines.file import limits
 
 if TYPE_CHECKING:
@@ -39,12 +39,7 @@ class BenchmarkConfig(StageConfig):
     rounds: int = Field(default=20, ge=3, le=limits.ROUNDS, description="interleaved rounds of timing")
     device: Literal["cpu", "cuda"] = Field(default="cpu", description="the device that computes")
 
-    @field_validator("batch", "length")
-    @classmethod
-    def _each_once(cls, sizes: list[int]) -> list[int]:
-        if len(set(sizes)) < len(sizes):
-            raise ValueError("names one twice")
-        return sizes
+    _each_once = field_validator("batch", "length")(each_once)
 
     @property
     def real_rounds(self) -> int:

@@ -12,7 +12,7 @@ from compressor.models.hub import TEXT2TEXT
 from compressor.processor import weight_bits
 from compressor.tasks.task_kind import kind_of
 from export.runtimes.runtime_registry import CPU_PRECISIONS, DEFAULT, PRECISIONS, RUNNABLE, RUNTIMES, packages_of
-from pipelines.engine.stage import Entry, Problem, Stage, StageConfig, one_task_only
+from pipelines.engine.stage import Entry, Problem, Stage, StageConfig, each_once, one_task_only
 from pipelines.file import limits
 
 if TYPE_CHECKING:
@@ -59,12 +59,7 @@ class ExportConfig(StageConfig):
     def _as_list(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) else value
 
-    @field_validator("precision", "runtime")
-    @classmethod
-    def _each_once(cls, names: list[str]) -> list[str]:
-        if len(set(names)) < len(names):
-            raise ValueError("names one twice")
-        return names
+    _each_once = field_validator("precision", "runtime")(each_once)
 
     @classmethod
     def amend_schema(cls, schema: dict[str, Any]) -> None:
