@@ -114,12 +114,13 @@ def _end(exit_code: int) -> str:
 
 
 def _stop(pool: list[_Worker]) -> None:
-    """End every worker: a busy one is asked to stop, as by Ctrl-C; an idle one has nothing to write."""
+    """End every worker: a busy one is asked to stop, as by Ctrl-C; an idle one ends when its pipe is closed. Killed, it would
+    leave its semaphores, and Python warns of these."""
     for worker in pool:
         if worker.job:
             worker.process.terminate()
         else:
-            worker.process.kill()
+            worker.connection.close()
     for worker in pool:
         worker.process.join(GRACE)
         worker.process.kill()

@@ -1,5 +1,6 @@
 """Trials in worker processes, what a worker's death does, what is shown meanwhile, and how Ray is refused; none needs torch."""
 
+import atexit
 import os
 import signal
 import sys
@@ -26,6 +27,7 @@ def toy(job: TrialJob, console: Console) -> TrialOutcome:
     """A trial that says its process; one called `once` kills its first worker, `always` every one."""
     started = job.out / f"{job.name}-{os.getpid()}"
     started.touch()
+    atexit.register((job.out / f"ended-{os.getpid()}").touch)
     if job.name == "hang":
         console.print(str(os.getpid()))
         time.sleep(600)
@@ -58,6 +60,14 @@ def test_a_sweep_that_stops_ends_its_workers(tmp_path):
     events.close()  # as an exception in the sweep does
     with pytest.raises(ProcessLookupError):
         os.kill(worker, 0)
+
+
+def test_idle_workers_end_by_themselves(tmp_path):
+    """Killed ones leave the semaphores of their progress bars, of which Python warned at the end of every sweep."""
+    events = list(in_processes(jobs(tmp_path, "a", "b"), toy, workers=2))
+    assert sum(event.kind == "ended" for event in events) == 2
+    workers = {path.name.split("-")[1] for path in tmp_path.glob("[ab]-*")}
+    assert workers == {path.name.split("-")[1] for path in tmp_path.glob("ended-*")}
 
 
 def test_the_table_of_what_runs_where(tmp_path):
