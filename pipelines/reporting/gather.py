@@ -116,7 +116,7 @@ def failure_notes(inputs: Inputs) -> list[str]:
 
 def proof_notes(inputs: Inputs) -> list[str]:
     """Notes on comparisons without a clear result, repaired files, and files that are only compared with."""
-    exported = inputs.nearest("onnx")
+    exported = measured_export(inputs)
     if exported is None:
         return []
     notes, records = [], exported.metadata["parity"]
@@ -131,6 +131,12 @@ def proof_notes(inputs: Inputs) -> list[str]:
     notes += [f"{row['told']}." for row in records if row.get("told") and row["gated"]]
     beyond = [row["hop"] for row in records if not row["passed"]]
     return notes + [f"{hop} exceeds its bound: that file is a baseline here and is not deployed." for hop in beyond]
+
+
+def measured_export(inputs: Inputs) -> Artifact | None:
+    """The export whose files were timed, the last before the benchmark; without a benchmark the last one."""
+    measured = max((place for place, a in enumerate(inputs.artifacts) if a.kind == "measurements"), default=None)
+    return next((a for a in reversed(inputs.artifacts[:measured]) if a.kind == "onnx"), None)
 
 
 def task_facts(inputs: Inputs) -> Record:
@@ -184,7 +190,7 @@ def roles_of(inputs: Inputs, measurements: Record) -> dict[str, Record]:
 def rival(inputs: Inputs, candidates: list[Record], cell: tuple[int, int]) -> Record | None:
     """The fastest dense file at (batch, length), of any exported runtime and precision within its bound: what can be had
     without compression. None where there is no such file."""
-    exported = inputs.nearest("onnx")
+    exported = measured_export(inputs)
     parity = exported.metadata["parity"] if exported else []
     beyond = {record["hop"] for record in parity if not record["passed"]}
     files = [row for row in candidates if row["model"] == "dense" and row["runtime"] in RUNTIMES]
@@ -253,7 +259,7 @@ def pruning(inputs: Inputs, roles: dict[str, Record]) -> Record:
 
 def precision(inputs: Inputs) -> Record | None:
     """The trials of `precision: auto` and its choice; None where the precisions were listed."""
-    exported = inputs.nearest("onnx")
+    exported = measured_export(inputs)
     return exported.metadata.get("auto") if exported else None
 
 

@@ -143,6 +143,13 @@ def test_a_dense_file_beyond_its_bound_is_no_rival(write, monkeypatch):
     assert report["rival"] == "dense ONNX fp32" and "the fastest dense file, ONNX fp32)" in report["headline"]
 
 
+def test_the_files_that_were_timed_are_judged_not_those_of_a_later_export(write, monkeypatch):
+    kind, metadata = STAGES["export"]
+    records = [{**one, "passed": one["hop"] != "dense: PyTorch -> ONNX int8"} for one in metadata["parity"]]
+    monkeypatch.setitem(STAGES, "export-2", (kind, {**metadata, "parity": records}))
+    assert load(write(stages=tuple(STAGES)))["rival"] == "dense ONNX int8"
+
+
 def test_a_dense_file_without_finite_logits_is_a_row_that_says_so(write, monkeypatch):
     """As of fp16 that overflows: it is only compared with, so the report of the run must not fail by it."""
     logits = np.array([[0.1, 0.9], [0.8, 0.2]])
