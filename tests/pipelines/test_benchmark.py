@@ -11,8 +11,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime import GraphOptimizationLevel
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import export.runtimes.sessions
+from compressor.account import Plan
 from compressor.cost import LayerShape, ModelShape
 from compressor.processor import INSTRUCTIONS
 from export.latency.machine_limits import Limits
@@ -195,3 +197,18 @@ def test_a_training_that_goes_on_counts_the_delta_it_goes_on_with(tmp_path):
     later = Artifact(tmp_path, "c", "model", "recover", "recover-2", {}, {"method": "lora", "rank": 8, "places": 9})
     inputs = Inputs(None, None, 0, (tuned, longer, later), dense=longer)
     assert benchmark.delta_of_dense(inputs) == {"modules": ["key"], "rank": 4, "places": 0}
+
+
+def test_the_estimate_counts_the_tokens_behind_prompts():
+    """Of decoders, on the CPU: each reads all weights."""
+    dense = ModelShape(32, (LayerShape(4, 8, 24),) * 2, other=1000, head=66, head_macs=64)
+    model = LlamaForCausalLM(
+        LlamaConfig(vocab_size=8, hidden_size=32, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4)
+    ).to("meta")
+    plan, rows = Plan(dense, dense, model), {"validation": 50, "mean": 10}
+    with_them, without = (BenchmarkConfig(batch=[2], rounds=40, further_tokens=told) for told in (True, False))
+    more, less = (STAGE.estimate(config, plan, plan, rows) for config in (with_them, without))
+    assert more["flops"] - less["flops"] == 5 * 10 * 2 * dense.flops(128)
+    assert more["seconds"] - less["seconds"] == pytest.approx(5 * 10 * 16 * dense.bytes / 10e9)
+    encoder = replace(plan, model=None)
+    assert STAGE.estimate(with_them, encoder, encoder, rows) == less

@@ -74,12 +74,19 @@ def _not_for_cuda(export: Entry) -> Iterable[Problem]:
 FILES, SECONDS_A_FILE, SECONDS_OF_LIMITS, SECONDS_OF_PROFILE = 5, 6.0, 4.0, 0.5
 """Estimated number of measured files, and seconds to load each, to measure the machine's rates, and to load a file anew for its
 profile."""
+BYTES_A_SECOND = 10e9
+"""Estimated rate of reading weights, which the tokens behind a prompt wait for."""
 
 
 def estimate(config: BenchmarkConfig, plan: Plan, before: Plan, rows: dict[str, Any]) -> dict[str, float]:
     """Every round of every shape, as if each file were the dense model, and all validation rows once."""
-    calls = config.rounds * sum(batch * before.dense.flops(length) for batch in config.batch for length in config.length)
-    starts = 1
+    grid = sum(batch * before.dense.flops(length) for batch in config.batch for length in config.length)
+    calls, starts, tokens = config.rounds * grid, 1, 0
+    if config.further_tokens and config.device == "cpu" and _generates(before):
+        from export.latency.measure import TOKENS
+
+        calls += config.real_rounds * grid
+        tokens = config.real_rounds * len(config.batch) * len(config.length) * TOKENS
     if config.real_lengths:
         from export.latency.passes import ORDERS, rows_of
 
@@ -92,8 +99,15 @@ def estimate(config: BenchmarkConfig, plan: Plan, before: Plan, rows: dict[str, 
         calls += (WARM + PASSES) * max(config.batch) * before.dense.flops(max(config.length))
     validation = rows["validation"] * plan.shape.flops(rows["mean"])
     seconds = FILES * SECONDS_A_FILE * starts + SECONDS_OF_LIMITS * config.machine_limits
-    seconds += FILES * SECONDS_OF_PROFILE * config.profile
+    seconds += FILES * (SECONDS_OF_PROFILE * config.profile + tokens * before.dense.bytes / BYTES_A_SECOND)
     return {"flops": FILES * (calls + validation), "seconds": seconds}
+
+
+def _generates(plan: Plan) -> bool:
+    """Whether the model of a plan is a decoder that writes texts."""
+    from compressor.models.hub import GENERATES, auto_class_of
+
+    return auto_class_of(plan.model) == GENERATES
 
 
 STAGE = Stage(
