@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -9,6 +10,15 @@ if TYPE_CHECKING:
 
 
 UNLEARNT = "the model is no better than a constant prediction"
+ADVICE = "try a lower learning_rate, or more epochs"
+
+
+def verdicts(kind: TaskKind, metadata: dict[str, Any]) -> Iterator[str]:
+    """What a training stage says of a task that was not learnt, with what to try."""
+    if kind.unlearnt(metadata["quality"]):
+        yield f"{UNLEARNT}: {ADVICE}"
+    if warning := below_constant(kind, metadata):
+        yield f"{warning}: {ADVICE}"
 
 
 def below_constant(kind: TaskKind, metadata: dict[str, Any]) -> str | None:

@@ -41,7 +41,7 @@ from pipelines.engine.stage import Inputs, Progress, Workspace
 from pipelines.stages.generated_texts import main_score, with_texts
 from pipelines.stages.loading import load_model, publish_model, quality_of, score_tests
 from pipelines.stages.training_config import TrainingConfig
-from pipelines.stages.training_verdicts import UNLEARNT, below_constant
+from pipelines.stages.training_verdicts import verdicts
 
 
 def train_and_save(
@@ -75,12 +75,10 @@ def train_and_save(
         (workspace.folder / ALLOCATION).write_text(json.dumps(growth.allocation) + "\n", encoding="utf-8")
     published = with_texts(publish_model(model, inputs, data, workspace), model, inputs, data, workspace)
     published |= score_tests(model, inputs, data, workspace)
-    if data.kind.unlearnt(published["quality"]):
-        workspace.say(f"{UNLEARNT}: try a lower learning_rate, or more epochs")
     constant = data.kind.constant(data.validation.labels.tolist())
     published |= {} if constant is None else {"constant": constant}
-    if warning := below_constant(data.kind, published):
-        workspace.say(f"{warning}: try a lower learning_rate, or more epochs")
+    for verdict in verdicts(data.kind, published):
+        workspace.say(verdict)
     if stops:
         published["budgets"] = publish_budgets(stops, kept, inputs, data, workspace)
     return {**published, "method": row.name, "trainable": trainable, "formula": row.formula, **trained}

@@ -1,6 +1,7 @@
 """A pipeline of many tasks: run by the command line, read back from its files, and every way in which it cannot be."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from compressor.tasks.features import predict, tokenize, torch_forward
 from compressor.tasks.reading import read_task
 from compressor.tasks.task_kind import kind_for
 from pipelines.file.config import load_pipeline
+from pipelines.stages.training_verdicts import ADVICE, UNLEARNT
 from tests.pipelines.toys import tree
 from tests.tiny import write_data, write_model
 
@@ -53,6 +55,12 @@ def sound(tmp_path_factory) -> Path:
 def project(sound, tmp_path) -> Path:
     """The pipeline file of a copy."""
     return shutil.copytree(sound, tmp_path / "project") / "p.yaml"
+
+
+def test_a_task_that_was_not_learnt_is_told(project, out, compress):
+    keys = ["tune.epochs=0.2", "tune.learning_rate=1.0e-9", "tune.mask_learning_rate=1.0e-9"]
+    _, shown, _ = compress("run", project, "--out", out, *(part for key in keys for part in ("--set", key)))
+    assert re.search(f"topic: ({UNLEARNT}|.* of a constant prediction): {ADVICE}", " ".join(shown.split()))
 
 
 def test_a_whole_run_and_its_files(project, out, compress):

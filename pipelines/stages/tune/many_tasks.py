@@ -17,6 +17,7 @@ from compressor.training.processes import helping
 from compressor.training.trainer import train
 from pipelines.engine.stage import TASKS, Inputs, Workspace
 from pipelines.stages.loading import judge_rows, load_data, score_tests
+from pipelines.stages.training_verdicts import verdicts
 from pipelines.stages.trainings import load_options, rows_of, schedule_of, settings_of, stepping, together, with_start
 from pipelines.stages.tune.config import TuneConfig
 
@@ -73,6 +74,9 @@ def measure(
     for (name, task), share in zip(data.items(), shares, strict=True):
         model = load(model, delta=files[name])
         metric_inputs = judge_rows(torch_forward(model), task.validation, task, workspace, f"validating {name}")
+        judged = {"quality": metric_inputs.quality, "constant": task.kind.constant(task.validation.labels.tolist())}
+        for verdict in verdicts(task.kind, judged):
+            workspace.say(f"{name}: {verdict}")
         rows.append(
             {
                 "task": name,
