@@ -107,8 +107,7 @@ def main() -> None:
 @click.option("--dry-run", is_flag=True, help="Show what would run, and what the model will cost, without training.")
 @work("pipelines.cli.work.run_work:run", distributed=True)
 def run() -> None:
-    """Run a pipeline FILE, or a bundled recipe by its name (quickstart, twice_as_fast, real_lengths, paper, paper_unstructured,
-    dsee_repo).
+    """Run a pipeline FILE, or a bundled recipe by its name, such as quickstart: `compress list recipes` shows them all.
 
     Finished stages are reused: after an interruption the same command resumes. The exit code is 3 if a check failed, even if
     the run continued to its report.
