@@ -7,6 +7,7 @@ linear layers only; `paper_flops_ratio` reproduces that.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -260,6 +261,15 @@ class ModelShape:
         tokens = length * (self.linear_macs() + self.insert_macs() + self.token_macs)
         projected = sum(s.positions * s.width * self.hidden for s in self.layers)  # once, however many rows there are
         return 2 * (batch * (tokens + self.attention_macs(length) + self.head_macs) + projected)
+
+    def unread_flops(self, length: int) -> int:
+        """The part of a row's FLOPs that a file saves where the head reads the first token alone: all but keys and values, of
+        the last block at the other tokens."""
+        last = self.layers[-1]
+        matrices = sum(math.prod(last.matrix(name, self.hidden)) for name in last.modules if name not in ("key", "value"))
+        adapters = sum(INSERTS[insert.kind].token_macs(insert.size, self.hidden) for insert in last.inserts)
+        attention = last.width * (2 * (length + last.prefix_length) + last.positions)
+        return 2 * (length - 1) * (matrices + adapters + attention)
 
     def with_inserts(self, added: Sequence[tuple[Inserted, ...]]) -> ModelShape:
         """The same model with more adapters and prefixes, layer by layer."""

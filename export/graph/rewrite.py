@@ -33,7 +33,10 @@ def fused(proto: onnx.ModelProto, device: Device = "cpu") -> onnx.ModelProto:
 
     For a graph without a cache on the CPU, `for_cpu` is faster.
     """
-    program = onnx_ir.from_proto(proto)
+    # a copy: the fusions rename initializers, which the program has in common with the graph that it is read from
+    copied = onnx.ModelProto()
+    copied.CopyFrom(proto)
+    program = onnx_ir.from_proto(copied)
     fuse_for_onnxruntime(program, device)
     for value in program.graph.initializers.values():
         value.shape = value.const_value.shape  # transformers declares attention's scale with shape (), and stores (1,)

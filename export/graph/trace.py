@@ -31,9 +31,10 @@ from compressor.errors import UserError
 from compressor.models.hub import Reference, auto_class_of, is_hub_id
 from compressor.models.tasks_table import BY_AUTO_CLASS
 from export.graph.attention import plain_attention
+from export.graph.rewrites.read_tokens import read_tokens
 
 OPSET = 20
-GRAPHS = 2
+GRAPHS = 3
 """Version of how graphs are traced and rewritten: raised when files of equal models take another time."""
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 """Order of a graph's inputs, independent of the tokenizer; other inputs follow."""
@@ -51,7 +52,7 @@ def trace(model: nn.Module, encoding: dict[str, np.ndarray]) -> onnx.ModelProto:
     names = sorted(encoding, key=lambda name: INPUTS.index(name) if name in INPUTS else len(INPUTS))
     inputs = {name: torch.from_numpy(encoding[name]) for name in names if name in accepted}
     with plain_attention(model):
-        return trace_named(model, inputs, dict.fromkeys(inputs, AXES))
+        return read_tokens(trace_named(model, inputs, dict.fromkeys(inputs, AXES)))
 
 
 def trace_named(model: nn.Module, inputs: Mapping[str, Any], axes: Mapping[str, Sequence[str | None]]) -> onnx.ModelProto:

@@ -3,7 +3,7 @@
 Whole models are timed, with all blocks at one width, in one interleaved run: caches, fusions and threads then behave as in a
 real model, unlike in a single block. The differences to the dense model, divided among the blocks, give the time of a sublayer
 with so many units; between the measured widths the table is linear (ZipLM, Kurtic et al. 2023, section 3.3, prices its choices
-by such a table).
+by such a table). Where the head reads the first token alone, files compute less in the last block: it is then timed by itself.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import copy
 import itertools
 import json
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,10 @@ import numpy as np
 from scipy.optimize import nnls
 from torch import nn
 
-from compressor.cost import ModelShape, shape_of
+from compressor.cost import LayerShape, ModelShape, shape_of
 from compressor.errors import UserError
 from compressor.models.anatomy import layers_of
+from compressor.models.first_token import reads_first_token
 from compressor.models.hub import end_id_of
 from compressor.models.modules import STRUCTURES
 from compressor.pruning.sizes import stacks_of
@@ -45,8 +46,9 @@ class LatencyTable:
     """Milliseconds of one forward pass at one workload, precision and thread count.
 
     `sublayers`: structure -> ((units left, ms of one such sublayer), ...) from 0 units (0 ms) up; `block_ms` is the time of a
-    block whose sublayers are all empty (norms, residuals), `rest_ms` the time outside the blocks. `facts` describe the
-    measurement; `waited` is the share of time that most of the measured processes waited for a core.
+    block whose sublayers are all empty (norms, residuals), `rest_ms` the time outside the blocks. `last` is as `sublayers`, of
+    the last block; empty where that is like the others. `facts` describe the measurement; `waited` is the share of time that
+    most of the measured processes waited for a core.
     """
 
     facts: dict[str, Any]
@@ -54,15 +56,18 @@ class LatencyTable:
     block_ms: float
     rest_ms: float
     waited: float = 0.0
+    last: dict[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
 
-    def sublayer_ms(self, structure: str, units: int) -> float:
-        """Milliseconds of one sublayer with `units` units left."""
-        widths, times = zip(*self.sublayers[structure], strict=True)
+    def sublayer_ms(self, structure: str, units: int, *, last: bool = False) -> float:
+        """Milliseconds of one sublayer with `units` units left; `last`: of the last block."""
+        rows = self.last if last and self.last else self.sublayers
+        widths, times = zip(*rows[structure], strict=True)
         return float(np.interp(units, widths, times))
 
     def ms(self, shape: ModelShape) -> float:
         """Milliseconds of a model whose blocks were pruned from those of the dense one."""
-        inside = sum(self.sublayer_ms(name, layer.units(name)) for layer in shape.layers for name in self.sublayers)
+        blocks = [(layer, place == len(shape.layers)) for place, layer in enumerate(shape.layers, start=1)]
+        inside = sum(self.sublayer_ms(name, layer.units(name), last=last) for layer, last in blocks for name in self.sublayers)
         return self.rest_ms + len(shape.layers) * self.block_ms + inside
 
     def to_json(self) -> str:
@@ -74,8 +79,12 @@ class LatencyTable:
         """Read the table in `text`, which must have been measured for exactly these `facts`. Raises UserError E803."""
         try:
             data = json.loads(text)
-            rows = {name: tuple((int(n), float(ms)) for n, ms in row) for name, row in data["sublayers"].items()}
-            table = cls(data["facts"], rows, float(data["block_ms"]), float(data["rest_ms"]), float(data.get("waited", 0)))
+            rows, last = (
+                {name: tuple((int(n), float(ms)) for n, ms in row) for name, row in rows.items()}
+                for rows in (data["sublayers"], data.get("last", {}))
+            )
+            times = (float(data["block_ms"]), float(data["rest_ms"]), float(data.get("waited", 0)))
+            table = cls(data["facts"], rows, *times, last)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError("E803", "the latency table is unreadable", "Delete the file: it is measured again") from error
         if table.facts != json.loads(json.dumps(facts)):
@@ -94,6 +103,8 @@ def probes(model: nn.Module) -> list[dict[int, Removal]]:
         total = max((layer.units(structure) for layer in free.values()), default=0)
         for kept in sorted({int(knot * total) for knot in KNOTS} - {total}):
             removals.append({number: Removal(**{structure: list(range(kept, total))}) for number in free})
+        if free.keys() & {len(layers) - 1} and reads_first_token(model):
+            removals.append({len(layers) - 1: Removal(**{structure: list(range(free[len(layers) - 1].units(structure)))})})
     gone, start = [], 0
     for stack in stacks_of(model):
         gone += range(start + (len(stack) + 1) // 2, start + len(stack))
@@ -101,27 +112,38 @@ def probes(model: nn.Module) -> list[dict[int, Removal]]:
     return [*removals, {number: Removal(whole=True) for number in gone}] if gone else removals
 
 
-def fit(facts: Mapping[str, Any], timed: Sequence[tuple[ModelShape, float]]) -> LatencyTable:
-    """The table that fits the times (ms) of some models best, by least squares of relative errors.
+def fit(facts: Mapping[str, Any], timed: Sequence[tuple[ModelShape, float]], *, last: bool = False) -> LatencyTable:
+    """The table that fits the times (ms) of some models best, by least squares of relative errors. `last`: the last block has
+    times of its own, linear in its units.
 
     Times are constrained to be non-negative and non-decreasing in the units, whatever the noise.
     """
     seen = {name: {layer.units(name) for shape, _ in timed for layer in shape.layers} | {0} for name in STRUCTURES}
     knots = {name: sorted(units) for name, units in seen.items() if len(units) > 1}
+    of_last = {name: [0, widths[-1]] for name, widths in knots.items()} if last else {}
 
     def terms(shape: ModelShape) -> list[float]:
         """How often a model contains the rest, a block, and each piece between two knots of a structure."""
-        pieces = [(name, low, high) for name, widths in knots.items() for low, high in itertools.pairwise(widths)]
-        units = [(np.array([layer.units(name) for layer in shape.layers]), low, high) for name, low, high in pieces]
-        return [1.0, len(shape.layers), *(np.clip((counts - low) / (high - low), 0, 1).sum() for counts, low, high in units)]
+        alike = shape.layers[:-1] if last else shape.layers
+        return [1.0, len(shape.layers), *_pieces(alike, knots), *_pieces(shape.layers[-1:], of_last)]
 
     rows = np.array([terms(shape) for shape, _ in timed]) / np.array([[ms] for _, ms in timed])
-    (rest_ms, block_ms, *pieces), _ = nnls(rows, np.ones(len(timed)))
-    sublayers, remaining = {}, list(pieces)
-    for name, widths in knots.items():
-        costs, remaining = remaining[: len(widths) - 1], remaining[len(widths) - 1 :]
-        sublayers[name] = tuple(zip(widths, map(float, np.cumsum([0.0, *costs])), strict=True))
-    return LatencyTable(dict(facts), sublayers, float(block_ms), float(rest_ms))
+    (rest_ms, block_ms, *costs), _ = nnls(rows, np.ones(len(timed)))
+    costs = iter(map(float, costs))
+    sublayers, last_times = ({name: _curve(widths, costs) for name, widths in each.items()} for each in (knots, of_last))
+    return LatencyTable(dict(facts), sublayers, float(block_ms), float(rest_ms), last=last_times)
+
+
+def _pieces(layers: Sequence[LayerShape], knots: Mapping[str, Sequence[int]]) -> list[float]:
+    """How often blocks contain each piece between two knots of a structure."""
+    counts = {name: np.array([layer.units(name) for layer in layers]) for name in knots}
+    pieces = [(counts[name], low, high) for name, widths in knots.items() for low, high in itertools.pairwise(widths)]
+    return [float(np.clip((units - low) / (high - low), 0, 1).sum()) for units, low, high in pieces]
+
+
+def _curve(widths: Sequence[int], costs: Iterator[float]) -> tuple[tuple[int, float], ...]:
+    """(units, ms) at the knots `widths`, of which the first is 0, from the times between two of them."""
+    return tuple(zip(widths, itertools.accumulate(itertools.islice(costs, len(widths) - 1), initial=0.0), strict=True))
 
 
 def measure_table(
@@ -153,7 +175,8 @@ def measure_table(
             on_step(EXPORT_STEPS)
         options = {"threads": threads, "on_round": lambda: on_step(1)}
         times = times_of(variants, workload, rounds, **options)
-    table = fit(facts, [(shape, times.ms[str(number)]) for number, shape in enumerate(shapes)])
+    timed = [(shape, times.ms[str(number)]) for number, shape in enumerate(shapes)]
+    table = fit(facts, timed, last=reads_first_token(model))
     return replace(table, waited=times.waited)
 
 

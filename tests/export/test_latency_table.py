@@ -12,6 +12,7 @@ import torch
 
 from compressor.cost import shape_of
 from compressor.errors import UserError
+from compressor.models.first_token import reads_first_token
 from compressor.pruning.surgery import Removal, remove
 from export.latency import table as latency_table
 from export.latency.measure import LatencyVariant, measure, summarize
@@ -27,8 +28,8 @@ def cut(name, removals):
     return shape_of(model)
 
 
-def true_table(shape):
-    """Some times for every number of units: bent, as real ones are."""
+def true_table(shape, last=False):
+    """Some times for every number of units: bent, as real ones are; in the last block by itself, if requested, straight."""
     draw = random.Random(0)
     sublayers = {}
     for name in ("heads", "cross_heads", "neurons"):
@@ -37,19 +38,42 @@ def true_table(shape):
             knots = sorted({0, full // 4, full // 2, full})
             times = np.cumsum([0.0, *(draw.uniform(0.5, 2) for _ in knots[1:])])
             sublayers[name] = tuple(zip(knots, times.tolist(), strict=True))
-    return LatencyTable(FACTS, sublayers, 0.3, 1.7)
+    straight = {name: ((0, 0.0), (row[-1][0], draw.uniform(0.1, 0.5))) for name, row in sublayers.items()}
+    return LatencyTable(FACTS, sublayers, 0.3, 1.7, last=straight if last else {})
 
 
+@pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("name", ["bert", "llama", "t5", "modernbert"])
-def test_a_table_is_found_again_from_the_times_of_its_probes(name):
-    """Whatever the layout: groups of heads, two stacks, blocks that must stay as they are."""
+def test_a_table_is_found_again_from_the_times_of_its_probes(name, last):
+    """Whatever the layout: groups of heads, two stacks, blocks that must stay as they are, a last block that costs less."""
     dense = shape_of(tiny(name))
-    table = true_table(dense)
+    last = last and reads_first_token(tiny(name))
+    table = true_table(dense, last)
     shapes = [dense, *(cut(name, removals) for removals in probes(tiny(name)))]
-    found = fit(FACTS, [(shape, table.ms(shape)) for shape in shapes])
+    found = fit(FACTS, [(shape, table.ms(shape)) for shape in shapes], last=last)
     assert found.facts == FACTS and found.sublayers.keys() == table.sublayers.keys()
+    assert found.last.keys() == table.last.keys()
     for shape in (*shapes, dense.with_units("neurons", [layer.neurons // 3 for layer in dense.layers])):
         assert found.ms(shape) == pytest.approx(table.ms(shape), rel=1e-6)
+
+
+def test_the_last_block_is_timed_by_itself_where_the_head_reads_the_first_token_alone():
+    reads, other = (probes(tiny(name)) for name in ("bert", "llama"))
+    assert [removals for removals in reads if removals.keys() == {2} and not removals[2].whole] == [
+        {2: Removal(heads=[0, 1, 2, 3])},
+        {2: Removal(neurons=list(range(20)))},
+    ]
+    assert not [removals for removals in other if removals.keys() == {2} and not removals[2].whole]
+
+
+def test_the_last_block_has_times_of_its_own_wherever_it_is():
+    shape = shape_of(tiny("bert"))
+    table = true_table(shape, last=True)
+    inside = table.ms(shape.without({1})) - table.rest_ms - 2 * table.block_ms
+    assert inside == pytest.approx(sum(table.sublayers[name][-1][1] + table.last[name][-1][1] for name in table.last))
+    assert table.ms(shape.without({2})) == table.ms(shape.without({1}))
+    again = LatencyTable.from_json(table.to_json(), FACTS)
+    assert again.last == table.last and again.sublayer_ms("heads", 2, last=True) == table.last["heads"][-1][1] / 2
 
 
 def test_noise_never_makes_fewer_units_slower():

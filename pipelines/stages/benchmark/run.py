@@ -17,6 +17,7 @@ from compressor.checkpoint import load, save_checkpoint
 from compressor.cost import ModelShape, paper_flops_ratio, shape_of
 from compressor.deltas.links import merge_all
 from compressor.models.anatomy import layers_of
+from compressor.models.first_token import reads_first_token
 from compressor.models.hub import end_id
 from compressor.models.modules import STRUCTURES
 from compressor.pruning.weights import densities, nonzeros
@@ -205,13 +206,16 @@ def share_of(
     shape: ModelShape,
     apart: dict[str, int] | None = None,
     computed: int | None = None,
+    first: bool = False,
 ) -> dict[str, Any]:
     """The share of the machine's limit that a candidate reaches at one shape; empty where it is unknown. `computed`: the tokens
-    of a row that a call computes, default all."""
+    of a row that a call computes, default all; `first`: the head reads the first token alone, and so do files."""
     if limits is None:
         return {}
     length, beside = computed or timing.length, apart["macs"] if apart else 0
     flops = shape.flops(length, timing.batch) + 2 * timing.batch * length * beside
+    if first and row.runtime in RUNTIMES:
+        flops -= timing.batch * shape.unread_flops(length)
     return limits.share(row.precision, flops, shape.read_weights + beside, timing.p50)
 
 
@@ -242,7 +246,8 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
         density = merged.metadata.get("density") or masked_alone(models["compressed"])
         if not density:
             merge_all(models["compressed"])
-        shapes, remaining = ({name: count(model) for name, model in models.items()} for count in (shape_of, nonzeros))
+        facts = (shape_of, nonzeros, reads_first_token)
+        shapes, remaining, first = ({name: fact(model) for name, model in models.items()} for fact in facts)
         metric_inputs = {row.name: evaluate(row, data, workspace, inputs.threads, config.device) for row in rows}
         words = {"vocabulary": dense.config.vocab_size, "end": end_id(inputs.base.folder)}
         variants = [LatencyVariant(row.name, row.runtime, row.path, config.device, **words) for row in rows]
@@ -278,7 +283,8 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
                 **against_control(metric_inputs[row.name], control if row.model == "compressed" else None),
                 **cost_of(shapes[row.model], shapes["dense"], config.length, delta, apart[row.model]),
                 "latency": [
-                    timing.to_json() | share_of(limits, timing, row, shapes[row.model], apart[row.model])
+                    timing.to_json()
+                    | share_of(limits, timing, row, shapes[row.model], apart[row.model], first=first[row.model])
                     for timing in timings
                     if timing.variant == row.name
                 ],
