@@ -37,6 +37,9 @@ from export.runtimes.runtime_registry import DEFAULT, RUNTIMES
 KNOTS = (0.0, 0.25, 0.5)
 """Shares of a structure's units at which models are timed, besides the dense model."""
 
+LAST_KEEPS = 1
+"""Heads left in the last block where it is timed by itself."""
+
 Workload = tuple[int, int] | Pass
 """What is timed: one (batch, length), or batches of rows of their own lengths, of which the mean batch counts."""
 
@@ -95,21 +98,29 @@ class LatencyTable:
 
 
 def probes(model: nn.Module) -> list[dict[int, Removal]]:
-    """Removals to time for the cost of every structure that `model` has; blocks that others depend on are left as they are."""
+    """Removals to time for the cost of every structure that `model` has; blocks that others depend on are left as they are.
+
+    A last block of which files compute one token keeps some heads: without any, nothing reads the other tokens of the blocks
+    before it, and files compute one token there, too.
+    """
     layers = dict(enumerate(layers_of(model)))
+    last = len(layers) - 1 if reads_first_token(model) else None
     removals = []
     for structure in STRUCTURES:
         free = {n: layer for n, layer in layers.items() if layer.units(structure) and not layer.needed}
         total = max((layer.units(structure) for layer in free.values()), default=0)
         for kept in sorted({int(knot * total) for knot in KNOTS} - {total}):
-            removals.append({number: Removal(**{structure: list(range(kept, total))}) for number in free})
-        if free.keys() & {len(layers) - 1} and reads_first_token(model):
-            removals.append({len(layers) - 1: Removal(**{structure: list(range(free[len(layers) - 1].units(structure)))})})
+            cut = [number for number in free if kept or structure != "heads" or number != last]
+            removals.append({number: Removal(**{structure: list(range(kept, total))}) for number in cut})
+        if last in free:
+            kept = min(LAST_KEEPS, total - 1) if structure == "heads" else 0
+            removals.append({last: Removal(**{structure: list(range(kept, total))})})
     gone, start = [], 0
     for stack in stacks_of(model):
         gone += range(start + (len(stack) + 1) // 2, start + len(stack))
         start += len(stack)
-    return [*removals, {number: Removal(whole=True) for number in gone}] if gone else removals
+    removals.append({number: Removal(whole=True) for number in gone})
+    return [removal for removal in removals if removal]
 
 
 def fit(facts: Mapping[str, Any], timed: Sequence[tuple[ModelShape, float]], *, last: bool = False) -> LatencyTable:
@@ -118,7 +129,9 @@ def fit(facts: Mapping[str, Any], timed: Sequence[tuple[ModelShape, float]], *, 
 
     Times are constrained to be non-negative and non-decreasing in the units, whatever the noise.
     """
-    seen = {name: {layer.units(name) for shape, _ in timed for layer in shape.layers} | {0} for name in STRUCTURES}
+    several = last and any(len(shape.layers) > 1 for shape, _ in timed)
+    layers = [layer for shape, _ in timed for layer in (shape.layers[:-1] if several else shape.layers)]
+    seen = {name: {layer.units(name) for layer in layers} | {0} for name in STRUCTURES}
     knots = {name: sorted(units) for name, units in seen.items() if len(units) > 1}
     of_last = {name: [0, widths[-1]] for name, widths in knots.items()} if last else {}
 

@@ -44,7 +44,7 @@ def summary(report: Record) -> ReportTable:
     ]
     note = (
         "Dense is the tuned model before pruning, merged; intervals are 95 %, those of latency over rounds. "
-        "FLOPs count a multiply-add as two and include the attention scores; "
+        "FLOPs are those of PyTorch, count a multiply-add as two and include the attention scores; "
         "the papers count linear layers only, adapters among them, and leave tune's deltas unmerged."
     )
     return made("summary", "Dense and compressed", columns, report["summary"], note)

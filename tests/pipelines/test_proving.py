@@ -36,7 +36,7 @@ def loud():
     model = tiny("bert", torch.float32)
     with torch.no_grad():
         model.bert.encoder.layer[1].intermediate.dense.bias[0] = 3000.0
-        model.bert.encoder.layer[1].output.dense.weight[:, 0] = 0.0
+        model.bert.encoder.layer[1].output.dense.weight.mul_(4)[:, 0] = 0.0
     return model
 
 

@@ -198,7 +198,7 @@ STAGE = Stage(
     uses_dense=True,
     packages=("torch", "transformers", "tokenizers", "onnx", "onnxscript", *DEFAULT.packages),
     extras=lambda config: packages_of(config.runtime, writing=True),
-    version=10,
+    version=11,
     run="pipelines.stages.export.run:run",
     check=check,
     plan=plan,
