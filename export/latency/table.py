@@ -37,9 +37,6 @@ from export.runtimes.runtime_registry import DEFAULT, RUNTIMES
 KNOTS = (0.0, 0.25, 0.5)
 """Shares of a structure's units at which models are timed, besides the dense model."""
 
-LAST_KEEPS = 1
-"""Heads left in the last block where it is timed by itself."""
-
 Workload = tuple[int, int] | Pass
 """What is timed: one (batch, length), or batches of rows of their own lengths, of which the mean batch counts."""
 
@@ -100,8 +97,8 @@ class LatencyTable:
 def probes(model: nn.Module) -> list[dict[int, Removal]]:
     """Removals to time for the cost of every structure that `model` has; blocks that others depend on are left as they are.
 
-    A last block of which files compute one token keeps some heads: without any, nothing reads the other tokens of the blocks
-    before it, and files compute one token there, too.
+    A last block of which files compute one token keeps a head: without any, nothing reads the other tokens of the blocks before
+    it, and files compute one token there, too.
     """
     layers = dict(enumerate(layers_of(model)))
     last = len(layers) - 1 if reads_first_token(model) else None
@@ -113,8 +110,8 @@ def probes(model: nn.Module) -> list[dict[int, Removal]]:
             cut = [number for number in free if kept or structure != "heads" or number != last]
             removals.append({number: Removal(**{structure: list(range(kept, total))}) for number in cut})
         if last in free:
-            kept = min(LAST_KEEPS, total - 1) if structure == "heads" else 0
-            removals.append({last: Removal(**{structure: list(range(kept, total))})})
+            gone = list(range(int(structure == "heads"), total))
+            removals.append({last: Removal(**{structure: gone})} if gone else {})
     gone, start = [], 0
     for stack in stacks_of(model):
         gone += range(start + (len(stack) + 1) // 2, start + len(stack))

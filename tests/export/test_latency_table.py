@@ -68,6 +68,11 @@ def test_the_last_block_is_timed_by_itself_where_the_head_reads_the_first_token_
     assert not [removals for removals in other if removals.keys() == {2} and not removals[2].whole]
 
 
+def test_a_last_block_keeps_its_only_head():
+    one = probes(tiny("bert", num_attention_heads=1))
+    assert all(not removals[2].heads for removals in one if 2 in removals) and {0, 1} in [set(each) for each in one]
+
+
 def test_the_last_block_has_times_of_its_own_wherever_it_is():
     shape = shape_of(tiny("bert"))
     table = true_table(shape, last=True)

@@ -177,3 +177,19 @@ def test_operators_within_a_token_are_narrowed_and_those_across_tokens_are_not()
     x = np.random.default_rng(1).normal(size=(2, 5, 4)).astype(np.float32)
     want, got = (plain_session(each.SerializeToString()).run(None, {"x": x})[0] for each in (graph, made))
     assert np.allclose(want, got, atol=1e-6)
+
+
+def test_a_slice_that_names_no_axes_gets_all_tokens():
+    """It may cut the tokens, too."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"], "early"),
+        helper.make_node("Slice", ["a", "start", "end"], ["b"], "slice"),
+        helper.make_node("MatMul", ["b", "w"], ["c"], "late"),
+        helper.make_node("Gather", ["c", "zero"], ["read"], "gather", axis=1),
+    ]
+    constants = {"w": W, "zero": np.array(0), "start": np.array([0, 1, 0]), "end": np.array([9, 9, 4])}
+    rest = ["batch", "rest", 4]
+    made = read_tokens(graph_of(nodes, {"read": ["batch", 4]}, constants, {"a": THREE, "b": rest, "c": rest}))
+    assert tokens_of(made) == {"early": "sequence", "late": 1}
+    x = np.random.default_rng(1).normal(size=(2, 5, 4)).astype(np.float32)
+    assert np.allclose(plain_session(made.SerializeToString()).run(None, {"x": x})[0], x[:, 1] @ W @ W, atol=1e-5)

@@ -6,12 +6,12 @@ and FFN; its keys and values still come from every token. PyTorch computes all o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import onnx
 import onnx_ir
 from onnx_ir import DataType, Node, Value, tensor
 from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from export.graph.rewrites.joined_attention import constant_of
 
 ACTIVATIONS = {"Erf", "Exp", "Gelu", "Relu", "Sigmoid", "Softplus", "Sqrt", "Tanh"}
 ARITHMETIC = {"Add", "Cast", "Div", "Identity", "Max", "Min", "Mul", "Neg", "Not", "Pow", "Reciprocal", "Sub", "Where"}
@@ -64,8 +64,8 @@ def _narrowed(graph: onnx_ir.Graph) -> Narrowed:
 def _first_read(node: Node) -> list[int | None]:
     """For each input of a node that is computed in full the axis of which it reads only the first position."""
     axes: list[int | None] = [None] * len(node.inputs)
-    index = node.inputs[1].const_value if node.op_type == "Gather" else None
-    if index is not None and not index.numpy().any() and node.inputs[0].shape is not None:
+    index = constant_of(node.inputs[1]) if node.op_type == "Gather" else None
+    if index is not None and not index.any() and node.inputs[0].shape is not None:
         axes[0] = node.attributes.get_int("axis", 0) % len(node.inputs[0].shape)
     return axes
 
@@ -91,8 +91,9 @@ def _axes(node: Node, axis: int) -> list[int | None] | None:
         return of_first if _sizes(node.outputs[0], axis).count(-1) <= 1 else None
     if node.op_type in WITHIN and axis != along:
         return of_first if node.op_type == "Split" else [axis] * len(node.inputs)
-    if node.op_type == "Slice" and _constants(node.inputs[3:4]) and axis not in (node.inputs[3].const_value.numpy() % rank):
-        return of_first
+    if node.op_type == "Slice" and len(node.inputs) > 3:  # without axes it slices all of them
+        sliced = constant_of(node.inputs[3])
+        return of_first if sliced is not None and axis not in sliced % rank else None
     return None
 
 
@@ -102,13 +103,14 @@ def _aligned(value: Value, axis: int, rank: int) -> int | None:
     return None if own < 0 or value.shape[own] == 1 else own
 
 
+def _first_of(value: Value, axis: int) -> onnx_ir.Shape:
+    """The shape of the first position of `axis`."""
+    return onnx_ir.Shape([1 if place == axis else size for place, size in enumerate(value.shape)])
+
+
 def _sizes(value: Value, axis: int) -> list[int]:
     """The sizes of the first position of `axis`, -1 for one that is not known."""
-    return [1 if place == axis else size if isinstance(size, int) else -1 for place, size in enumerate(value.shape)]
-
-
-def _constants(values: Iterable[Value | None]) -> bool:
-    return all(value is not None and value.const_value is not None for value in values)
+    return [size if isinstance(size, int) else -1 for size in _first_of(value, axis)]
 
 
 def _narrow(node: Node, narrowed: Narrowed, slices: dict[tuple[Value, int], Value]) -> None:
@@ -121,7 +123,7 @@ def _narrow(node: Node, narrowed: Narrowed, slices: dict[tuple[Value, int], Valu
     if node.op_type == "Reshape":
         node.replace_input_with(1, _integers(node.graph, _sizes(node.outputs[0], axis)))
     for value in node.outputs:
-        value.shape = onnx_ir.Shape([1 if place == axis else size for place, size in enumerate(value.shape)])
+        value.shape = _first_of(value, axis)
 
 
 def _sliced(node: Node, value: Value, axis: int, slices: dict[tuple[Value, int], Value]) -> Value:
@@ -130,7 +132,7 @@ def _sliced(node: Node, value: Value, axis: int, slices: dict[tuple[Value, int],
         ends = [_integers(node.graph, [number]) for number in (0, 1, axis)]
         first = onnx_ir.node("Slice", [value, *ends], name=f"{value.name}/first")
         first.outputs[0].name, first.outputs[0].dtype = f"{value.name}/first", value.dtype
-        first.outputs[0].shape = onnx_ir.Shape([1 if place == axis else size for place, size in enumerate(value.shape)])
+        first.outputs[0].shape = _first_of(value, axis)
         node.graph.insert_before(node, first)
         slices[value, axis] = first.outputs[0]
     return slices[value, axis]
