@@ -82,6 +82,11 @@ class Measurement:
     samples_ms: tuple[float, ...]
     waited: float = 0.0
 
+    @property
+    def fastest_ms(self) -> float:
+        """The fastest pass."""
+        return min(self.samples_ms)
+
     def to_json(self) -> dict[str, Any]:
         """The entry of this measurement in measurements.json."""
         return {name: value for name, value in asdict(self).items() if name != "variant"}

@@ -72,7 +72,9 @@ class PassMeasurement:
     """One variant on one pass: milliseconds of the first pass, and median and interquartile range of the later ones.
 
     `new_shape_ms` is the mean call on the first batch of each shape in the first pass, `seen_shape_ms` the mean of the same
-    batches in later passes (the median of each). `waited` is the share of time that most processes waited for a core.
+    batches in later passes (the median of each). `fastest_ms` is a pass whose batches are each the fastest of the later ones,
+    as other work, or a scheduler that keeps the threads on one core, leaves hardly a whole pass alone. `waited` is the share
+    of time that most processes waited for a core.
     """
 
     variant: str
@@ -86,6 +88,7 @@ class PassMeasurement:
     first_ms: float
     new_shape_ms: float
     seen_shape_ms: float
+    fastest_ms: float
     p50: float
     iqr: float
     rows_per_second: float
@@ -111,6 +114,7 @@ def summarize_pass(
         first_ms=float(sum(first)),
         new_shape_ms=float(np.array(first)[new].mean()),
         seen_shape_ms=float(np.median(later, axis=0)[new].mean()),
+        fastest_ms=float(np.min(later, axis=0).sum()),
         p50=p50,
         iqr=q75 - q25,
         rows_per_second=1000 * facts["rows"] / p50,

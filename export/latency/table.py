@@ -217,7 +217,7 @@ def undisturbed(rows: Sequence[Measurement] | Sequence[PassMeasurement]) -> dict
     Other load only lengthens times, long ones more than short ones, so ratios of medians depend on the load, and ratios of the
     fastest rounds do not. All are then scaled to the level of medians.
     """
-    fastest = np.array([min(row.samples_ms) for row in rows])
+    fastest = np.array([row.fastest_ms for row in rows])
     level = np.median([row.p50 for row in rows] / fastest)
     return dict(zip((row.variant for row in rows), (fastest * level).tolist(), strict=True))
 

@@ -37,9 +37,10 @@ def test_the_rows_are_bounded_unless_a_batch_needs_more():
 def test_the_first_time_of_each_shape_is_told_apart_from_the_later_ones():
     timed = Pass("arrival", 1, passes_of(rows([4, 6, 4]), 0, [1])[0].batches)
     assert timed.new == [True, True, False]
-    told = summarize_pass("x", timed, [50.0, 70.0, 2.0], [[1.0, 3.0, 2.0], [2.0, 4.0, 2.0], [3.0, 5.0, 2.0]])
+    told = summarize_pass("x", timed, [50.0, 70.0, 2.0], [[1.0, 3.0, 2.5], [2.0, 4.0, 2.0], [3.0, 5.0, 2.0]])
+    assert told.fastest_ms == 6 < min(told.samples_ms)
     assert (told.first_ms, told.new_shape_ms, told.seen_shape_ms) == (122, 60, 3)
-    assert (told.p50, told.iqr, told.rounds, told.samples_ms) == (8, 2, 3, (6, 8, 10))
+    assert (told.p50, told.iqr, told.rounds, told.samples_ms) == (8, 1.75, 3, (6.5, 8, 10))
     assert (told.rows_per_second, told.tokens_per_second) == (375, 1750)
     assert told.to_json()["shapes"] == 2 and "variant" not in told.to_json()
 

@@ -70,7 +70,7 @@ def candidate(name, size, accuracy, speed, difference):
         {
             "order": order, "batch": 8, "rows": 64, "batches": 8, "shapes": 7, "tokens": 1600,
             "padding": 0.25 * (order == "arrival"), "first_ms": 100 * speed,
-            "new_shape_ms": 14 * speed, "seen_shape_ms": 3 * speed, "p50": 24 * speed, "iqr": speed,
+            "new_shape_ms": 14 * speed, "seen_shape_ms": 3 * speed, "fastest_ms": 23 * speed, "p50": 24 * speed, "iqr": speed,
             "rows_per_second": 64_000 / (24 * speed), "tokens_per_second": 1_600_000 / (24 * speed), "rounds": 10,
             "samples_ms": [24 * speed] * 10,
         }

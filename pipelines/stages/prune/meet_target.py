@@ -37,7 +37,7 @@ from pipelines.stages.once import once
 from pipelines.stages.prune.remove_units import cut, score
 from pipelines.stages.prune.targets import ScoreSettings, Target, TargetSearch, closed_form, surroundings, widths
 
-MISS = 0.02
+MISS = 0.03
 """Relative excess over the target's time that is accepted; above it the widths are chosen again."""
 
 GIVEN_AWAY = 0.03
