@@ -141,6 +141,7 @@ def _between(cell: Cell) -> list[float]:
 ARMS: dict[str, Callable[[Cell, Callable[[], str]], list[dict]]] = {
     "labels": lambda cell, teacher: [cell.pruned(), cell.labelled()],
     "texts": lambda cell, teacher: [cell.pruned(), cell.taught()],
+    "variants": lambda cell, teacher: [cell.pruned(), cell.taught(augment=3)],
     "texts then labels": lambda cell, teacher: [cell.pruned(), cell.taught(), cell.labelled()],
     "larger teacher": lambda cell, teacher: [cell.pruned(), cell.taught(teacher=teacher())],
     "without refit": lambda cell, teacher: [cell.pruned(refit=None), cell.labelled()],
@@ -155,7 +156,7 @@ ARMS: dict[str, Callable[[Cell, Callable[[], str]], list[dict]]] = {
     "refit-4096 in three cuts": lambda cell, teacher: [cell.pruned(4096, speedup) for speedup in _between(cell)],
     "refit by reconstruction": lambda cell, teacher: [cell.pruned(criterion="reconstruction")],
 }
-"""Name -> the stages that follow the dense model. The first four recover in different ways, the next change one thing of
+"""Name -> the stages that follow the dense model. The first five recover in different ways, the next change one thing of
 `labels`, the last five do not train at all."""
 
 

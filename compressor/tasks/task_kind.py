@@ -117,6 +117,7 @@ class TaskKind:
     - `least_tokens`: (tokenizer, split) -> the least `max_length` of each row that is cut, but refused where that cuts off what
       it is about; [] where nothing is refused;
     - `names_classes`: whether a cell of the label column is a class, of which all must be written alike (E235);
+    - `augments`: whether a text with other words is still a row of the kind: it holds no marks, and no label belongs to a word;
     - `shares_base`: whether a model of several `tasks` may have one of this kind;
     - `metrics`: the first is the one for checks, intervals and reports, unless a task chooses another;
     - `further`: metrics that are measured, too, where a task chooses its metric: all are made of `metric_inputs`, but those
@@ -161,6 +162,7 @@ class TaskKind:
     truncates: bool = True
     least_tokens: Callable[[Any, Split], list[int]] = lambda tokenizer, split: []
     names_classes: bool = False
+    augments: bool = False
     shares_base: bool = False
     auto_class: str = SEQUENCES
     problem_type: str | None = None

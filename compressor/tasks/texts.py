@@ -43,6 +43,12 @@ def unlabelled(texts: list[tuple[Any, ...]], lines: list[int], kind: TaskKind) -
     return Split(texts, [kind.placeholder(row) for row in texts], lines)
 
 
+def task_texts(task: TaskConfig, data: TaskData) -> set[tuple[Any, ...]]:
+    """The texts of all rows in the task's files."""
+    tests = read_tests(task, data.label_names).values()
+    return {texts for rows in (data.train, data.validation, *tests) for texts in rows.texts}
+
+
 def new_texts(split: Split, task: TaskConfig, data: TaskData, path: Path) -> Split:
     """The texts that occur in no file of the task, each once. Raises UserError E204 where there is none, E223 for another
     number of choices.
@@ -52,8 +58,7 @@ def new_texts(split: Split, task: TaskConfig, data: TaskData, path: Path) -> Spl
     if (texts := len(split.texts[0])) != (theirs := len(data.train.texts[0])):
         what = f"rows of {texts - 1} choices, the task has {theirs - 1}"
         raise UserError("E223", what, "Give every row as many choices", f"{path}:{split.lines[0]}")
-    tests = read_tests(task, data.label_names).values()
-    seen = {text for rows in (data.train, data.validation, *tests) for text in rows.texts}
+    seen = task_texts(task, data)
     new = [row for row, texts in enumerate(split.texts) if texts not in seen and not seen.add(texts)]
     if not new:
         raise UserError("E204", "every text is in a file of the task", "Give other texts", str(path))

@@ -24,6 +24,8 @@ COUNT = 2**31 - 1
 """Positions, weights or units: the largest index of an int32."""
 UNITS = 1_000_000
 """Heads, neurons or layers of a block."""
+VARIANTS = 100
+"""Random variants of a text."""
 ROUNDS = 10_000
 """Rounds of a measurement."""
 RATE = 1_000.0

@@ -77,10 +77,11 @@ def teacher_note(stage: str, recovery: Record) -> str:
     if "texts" not in recovery:
         return f"{stage} was distilled from {teacher}, not from the dense one."
     texts = recovery["texts"]
-    lines = (
-        f"{stage} learned the outputs of {teacher} on {texts['rows']:,} texts without labels ({texts['file']}) and on the "
-        f"{texts['labelled']:,} training rows, and no labels."
-    )
+    learned = [f"{texts['rows']:,} texts without labels ({texts['file']})"] if "file" in texts else []
+    learned.append(f"the {texts['labelled']:,} training rows")
+    if "variants" in texts:
+        learned.append(f"{texts['variants']:,} random variants of these texts")
+    lines = f"{stage} learned the outputs of {teacher} on {' and on '.join(learned)}, and no labels."
     if recovery.get("control", {}).get("learned") == "labels":
         lines += (
             " Its control, to which its own outputs teach nothing, learned the labels of the training rows instead, in at most "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +29,8 @@ from compressor.methods import (
 )
 from compressor.models.modules import REST, WideModules
 from compressor.tasks import KINDS
-from compressor.tasks.task_kind import kind_of
+from compressor.tasks.listing import listed
+from compressor.tasks.task_kind import TaskKind, kind_of
 from pipelines.engine.stage import CountOrShare, Entry, Problem, StageConfig
 from pipelines.file import limits
 
@@ -230,14 +231,16 @@ def length_problems(config: TrainingConfig) -> Iterable[Problem]:
 
 def kind_problems(config: TrainingConfig, kinds: Iterable[str]) -> Iterable[Problem]:
     """Fault of label smoothing where a task's labels are no classes of its rows."""
-    if config.label_smoothing is None:
+    yield from key_problems(config, "label_smoothing", lambda kind: kind.smooths, kinds)
+
+
+def key_problems(config: TrainingConfig, key: str, able: Callable[[TaskKind], bool], kinds: Iterable[str]) -> Iterable[Problem]:
+    """Fault of a key that was given although a task's kind does not use it; `able` tells the kinds that do."""
+    unable = [kind for kind in kinds if not able(kind_of(kind))]
+    if getattr(config, key) is None or not unable:
         return
-    for kind in kinds:
-        if not kind_of(kind).smooths:
-            what = f"label_smoothing is not used by a task of kind {kind}"
-            able = " and ".join(name for name in KINDS if kind_of(name).smooths)
-            yield Problem("E403", what, f"Remove the key: it is for {able}", ("label_smoothing",))
-            return
+    names = listed([name for name in KINDS if able(kind_of(name))])
+    yield Problem("E403", f"{key} is not used by a task of kind {unable[0]}", f"Remove the key: it is for {names}", (key,))
 
 
 def meaningless(config: TrainingConfig, keys: Iterable[str], name: str) -> Iterable[Problem]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from compressor.account import Plan, Trained
@@ -64,7 +65,7 @@ def estimate(config: TrainingConfig, plan: Plan, before: Plan, rows: dict[str, A
     # the control, one after the other, is as large as the dense model
     control = plan.tuned if getattr(config, "control", False) else None
     if control:
-        if "texts" in rows and "teacher" not in rows:
+        if learned > rows["train"] and "teacher" not in rows:
             taken = min(taken, PASSES_OF_LABELS * rows["train"])
         flops += backward * control.flops(mean) * taken + evaluated * control.flops(rows["mean"])
     largest = control or shape
@@ -81,11 +82,15 @@ def estimate(config: TrainingConfig, plan: Plan, before: Plan, rows: dict[str, A
 
 
 def _learned(config: TrainingConfig, rows: dict[str, Any]) -> tuple[int, int]:
-    """Number of rows of a training, texts without labels included, and the tokens of a mean one."""
+    """Number of rows of a training, texts without labels and their variants included, and the tokens of a mean one."""
     texts = rows.get("texts", {"rows": 0, "mean": 0})
-    count = texts["rows"] if config.steps is None else min(texts["rows"], config.steps * config.step_size)
-    learned = rows["train"] + count
-    return learned, max(int((rows["train"] * rows["mean"] + count * texts["mean"]) / learned), 1)
+    most = math.inf if config.steps is None else config.steps * config.step_size
+    count, given = min(texts["rows"], most), rows["train"] + texts["rows"]
+    made = min((getattr(config, "augment", None) or 0) * given, most - count)
+    learned = rows["train"] + count + made
+    of_given = (rows["train"] * rows["mean"] + texts["rows"] * texts["mean"]) / given
+    tokens = rows["train"] * rows["mean"] + count * texts["mean"] + made * of_given
+    return learned, max(int(tokens / learned), 1)
 
 
 def saved_bytes(shape: ModelShape, length: int) -> int:

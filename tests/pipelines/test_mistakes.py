@@ -368,6 +368,18 @@ MISTAKES = [
         "E403 {file}:8: stages[3].recover.texts: texts without labels teach nothing where nothing is distilled",
     ),
     Mistake(
+        "variants of texts that teach nothing",
+        ("method: same", "distill: false, augment: 2"),
+        "E403 {file}:8: stages[3].recover.augment: variants of texts teach nothing where nothing is distilled",
+    ),
+    Mistake(
+        "tagged words that would be replaced",
+        lambda path: path.write_text(
+            path.read_text().replace("{train", "{kind: tokens, train").replace("method: same", "augment: 2")
+        ),
+        "E403 {file}:8: stages[3].recover.augment: augment is not used by a task of kind tokens",
+    ),
+    Mistake(
         "hidden states of another model",
         ("method: same", "distill: both, teacher: ./model"),
         "E403 {file}:8: stages[3].recover.teacher: distill: both compares hidden states",
@@ -398,7 +410,7 @@ MISTAKES = [
     Mistake(
         "smoothed labels that nobody learns",
         ("method: same", "texts: train.tsv, label_smoothing: 0.1"),
-        "E403 {file}:8: stages[3].recover.label_smoothing: label_smoothing is not used where texts are learned",
+        "E403 {file}:8: stages[3].recover.label_smoothing: label_smoothing is not used with texts or augment",
     ),
     Mistake(
         "patience with nothing", ("rank: 4", "patience: 2"), "E403 {file}:6: stages[1].tune.patience: patience is not used"

@@ -110,6 +110,26 @@ def test_of_more_texts_than_steps_take_a_sample_is_used(go, project):
     assert made.metadata["texts"]["rows"] == 32 and made.metadata["losses"][-1]["step"] == 2
 
 
+def test_variants_are_learned_beside_texts_and_training_rows(go, project):
+    made = go(project, "recover.augment=2", "recover.control=false")
+    texts = made.metadata["texts"]
+    assert (texts["rows"], texts["labelled"]) == (40, 40) and 150 < texts["variants"] <= 160
+    assert teacher_note("recover", made.metadata) == (
+        "recover learned the outputs of the dense model on 40 texts without labels (texts.txt) and on the 40 training rows and "
+        f"on {texts['variants']} random variants of these texts, and no labels."
+    )
+    assert made.metadata["losses"][-1]["step"] == -(-(80 + texts["variants"]) // 8)
+
+
+def test_without_a_file_variants_of_the_training_rows_are_the_texts(go, project):
+    """The control learns labels, as with a file: of its own outputs it could learn nothing."""
+    made = go(project, "recover.texts=null", "recover.augment=3", "recover.steps=10")
+    texts = made.metadata["texts"]
+    assert texts == {"rows": 0, "labelled": 40, "variants": 80}, "as many as ten steps of 8 take"
+    assert made.metadata["control"]["learned"] == "labels"
+    assert "model on the 40 training rows and on 80 random variants" in teacher_note("recover", made.metadata)
+
+
 def test_check_counts_them(project):
     ready = check_inputs(load_pipeline(project))
     account = account_of(ready)
@@ -148,6 +168,13 @@ def test_other_kinds_of_tasks(go, tmp_path, kind, write, rows, distill):
     assert made.metadata["texts"] == {"file": file, "rows": rows, "labelled": 24}
 
 
+@pytest.mark.parametrize(("kind", "distill"), [("regression", "both"), ("multilabel", "logits"), ("classification", "hidden")])
+def test_variants_for_other_kinds_of_tasks(go, tmp_path, kind, distill):
+    recover = {"recover": {"augment": 1, "distill": distill, "control": False, "steps": 4, **FAST}}
+    made = go(write_pipeline(tmp_path, stages=[TUNE, PRUNE, recover], kind=kind, rows=24))
+    assert 16 < made.metadata["texts"]["variants"] <= 24
+
+
 LABELS = {"id2label": {0: "class0", 1: "class1"}, "label2id": {"class0": 0, "class1": 1}}
 
 
@@ -162,6 +189,8 @@ def test_another_model_teaches_with_its_own_tokenizer(go, project):
     made = go(project, f"recover.teacher={project.parent / 'teacher'}", "recover.steps=10")
     assert made.metadata["teacher"]["reference"] == str(project.parent / "teacher")
     assert "learned" not in made.metadata["control"]
+    varied = go(project, f"recover.teacher={project.parent / 'teacher'}", "recover.steps=10", "recover.augment=1")
+    assert varied.metadata["texts"]["variants"] == 40 and "learned" not in varied.metadata["control"]
     again = go(project, f"recover.teacher={project.parent / 'teacher'}", "recover.steps=10", "recover.texts=null")
     assert teacher_note("recover", again.metadata).endswith("/teacher, not from the dense one.")
     assert "texts" not in again.metadata and again.metadata["losses"] != made.metadata["losses"]

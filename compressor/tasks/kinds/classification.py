@@ -188,5 +188,6 @@ KIND = TaskKind(
     ),
     predicted_labels=lambda logits: logits.argmax(axis=1),
     prediction=prediction,
+    augments=True,
     shares_base=True,
 )

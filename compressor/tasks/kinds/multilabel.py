@@ -220,5 +220,6 @@ KIND = TaskKind(
     prediction=prediction,
     grain=lambda labels: 2 / max(int(labels.sum()), 1),
     encode=encode,
+    augments=True,
     metric_inputs=lambda outputs, labels: (outputs > 0, labels),
 )

@@ -117,5 +117,6 @@ KIND = TaskKind(
     ),
     predicted_labels=lambda outputs: outputs[:, 0],
     prediction=lambda names, row, *_: Estimate(names[0], float(row[0])),
+    augments=True,
     shares_base=True,
 )

@@ -17,6 +17,7 @@ from pipelines.file import limits
 from pipelines.stages.prune.prune_weights import filled_problems
 from pipelines.stages.training_config import (
     TrainingConfig,
+    key_problems,
     kind_problems,
     length_problems,
     meaningless,
@@ -50,6 +51,12 @@ class RecoverConfig(TrainingConfig):
     texts: Path | None = Field(
         default=None, description="a file of texts without labels, that the model learns from the teacher's outputs"
     )
+    augment: int | None = Field(
+        default=None,
+        ge=1,
+        le=limits.VARIANTS,
+        description="random variants of every text and training row, learned from the teacher's outputs, too; default none",
+    )
     teacher: str | None = Field(
         default=None,
         min_length=1,
@@ -57,7 +64,7 @@ class RecoverConfig(TrainingConfig):
         description="a fine-tuned model for the same labels (as model); default dense: the dense model of this pipeline",
     )
     embeddings: bool | None = Field(
-        default=None, description="full: train the token embeddings, too; default yes, but no where there are texts"
+        default=None, description="full: train the token embeddings, too; default yes, but no with texts or augment"
     )
     control: bool = Field(
         default=True, description="also train the unpruned model in the same way, as the baseline of quality in the report"
@@ -74,13 +81,18 @@ class RecoverConfig(TrainingConfig):
         return None if value == DENSE else value
 
     @property
+    def unlabelled(self) -> bool:
+        """Whether the teacher's outputs alone are learned, on texts without labels."""
+        return self.texts is not None or self.augment is not None
+
+    @property
     def uses_dropout(self) -> bool:
-        return self.texts is None if self.dropout is None else self.dropout
+        return not self.unlabelled if self.dropout is None else self.dropout
 
     @property
     def trains_embeddings(self) -> bool:
         """Whether full tuning trains the token embeddings: an optimizer step on them takes longer than everything else."""
-        return self.texts is None if self.embeddings is None else self.embeddings
+        return not self.unlabelled if self.embeddings is None else self.embeddings
 
     @classmethod
     def amend_schema(cls, schema: dict[str, Any]) -> None:
@@ -90,6 +102,7 @@ class RecoverConfig(TrainingConfig):
 def with_tasks(config: RecoverConfig, many: bool, kinds: Sequence[str]) -> Iterable[Problem]:
     yield from one_task_only(config, many, kinds)
     yield from kind_problems(config, kinds)
+    yield from key_problems(config, "augment", lambda kind: kind.augments, kinds)
 
 
 def check(config: RecoverConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
@@ -98,9 +111,9 @@ def check(config: RecoverConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem
         yield Problem("E403", "hidden_weight is not used where no hidden states are distilled", fix, ("hidden_weight",))
     yield from length_problems(config)
     yield from teacher_problems(config)
-    if config.label_smoothing is not None and config.texts is not None:
-        what = "label_smoothing is not used where texts are learned: no label is"
-        yield Problem("E403", what, "Remove the key, or texts", ("label_smoothing",))
+    if config.label_smoothing is not None and config.unlabelled:
+        what = "label_smoothing is not used with texts or augment: no label is learned"
+        yield Problem("E403", what, "Remove the key, or those", ("label_smoothing",))
     if config.embeddings is not None and config.method not in ("same", "full"):
         what = f"embeddings is not used by method {config.method}, which trains none"
         yield Problem("E403", what, "Remove the key, or say method: full", ("embeddings",))
@@ -127,7 +140,12 @@ def check(config: RecoverConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem
 def teacher_problems(config: RecoverConfig) -> Iterable[Problem]:
     """Faults of keys that need another kind of distillation."""
     if config.distill is False:
-        for key, what in (("texts", "texts without labels teach nothing"), ("teacher", "a teacher is not used")):
+        unused = (
+            ("texts", "texts without labels teach nothing"),
+            ("augment", "variants of texts teach nothing"),
+            ("teacher", "a teacher is not used"),
+        )
+        for key, what in unused:
             if getattr(config, key) is not None:
                 yield Problem("E403", f"{what} where nothing is distilled", "Remove the key, or say distill: logits", (key,))
     elif config.distill != "logits" and config.teacher is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,11 +15,14 @@ from torch import nn
 
 from compressor.deltas.links import merge_all
 from compressor.models.hub import build, config_of, padding_id
+from compressor.tasks.augmentation import variants
 from compressor.tasks.data import Data, TokenRows, tokenized
 from compressor.tasks.features import predict, torch_forward
 from compressor.tasks.predictions import of_tokens
 from compressor.tasks.reading import read_task
 from compressor.tasks.rows import Split
+from compressor.tasks.task_kind import kind_of
+from compressor.tasks.texts import task_texts, unlabelled
 from compressor.training.processes import in_turn
 from pipelines.engine.environment import accelerator, distribution
 from pipelines.engine.stage import Inputs, Workspace
@@ -31,11 +35,13 @@ from pipelines.stages.recover.teacher_checks import texts_of, within_positions
 
 @dataclass(frozen=True)
 class Lessons:
-    """`data`, whose training rows are learned, the last `texts` of them without labels, and the teacher's `logits` on them
-    (predictions, outputs); None where a model in memory is the teacher, or nothing is distilled."""
+    """`data`, whose training rows are learned: the last `texts` of them have no labels, and of these the last `variants` are
+    variants of others. `logits` (predictions, outputs) are the teacher's; None where a model in memory is the teacher, or
+    nothing is distilled."""
 
     data: Data
     texts: int = 0
+    variants: int = 0
     logits: np.ndarray | None = None
 
 
@@ -44,11 +50,12 @@ def lessons_of(config: RecoverConfig, inputs: Inputs, data: Data, workspace: Wor
 
     With texts, the labels of the training rows are not learned either: one loss on all rows, the distance from the teacher.
     """
-    texts = None if config.texts is None else drawn_texts(config, inputs)
-    if texts is not None:
+    texts, made = drawn_texts(config, inputs) if config.unlabelled else (Split([], []), 0)
+    if texts:
         labelled = replace(data.train, kind=data.kind.unlabelled)
-        data = replace(data, train=labelled.followed_by(tokenized(inputs.base.folder, texts, inputs.task, config.texts)))
-    lessons = Lessons(data, 0 if texts is None else len(texts))
+        own = tokenized(inputs.base.folder, texts, inputs.task, config.texts or inputs.task.train)
+        data = replace(data, train=labelled.followed_by(own))
+    lessons = Lessons(data, len(texts), made)
     # logits over a vocabulary are too many to store
     if config.distill != "logits" or data.kind.generates:
         return lessons
@@ -65,21 +72,29 @@ def lessons_of(config: RecoverConfig, inputs: Inputs, data: Data, workspace: Wor
     return replace(lessons, logits=stored_logits(load_teacher, teacher, rows, pad_id, data.batch_size, inputs, workspace))
 
 
-def drawn_texts(config: RecoverConfig, inputs: Inputs) -> Split:
-    """The file's texts that are not in the task's files; a random sample of them if the training takes fewer."""
-    texts = texts_of(config.texts, inputs.task, read_task(inputs.task))
-    most = len(texts) if config.steps is None else config.steps * config.step_size
-    chosen = sorted(np.random.default_rng(inputs.seed).permutation(len(texts))[:most].tolist())
-    return Split(*([column[row] for row in chosen] for column in (texts.texts, texts.labels, texts.lines)))
+def drawn_texts(config: RecoverConfig, inputs: Inputs) -> tuple[Split, int]:
+    """The texts without labels, and how many of them, the last, are variants: the file's that are not in the task's files, then
+    variants of these and of the training rows. If the training takes fewer, a random sample of the file's comes first."""
+    kind, data = kind_of(inputs.task.kind), read_task(inputs.task)
+    most = None if config.steps is None else config.steps * config.step_size
+    texts, lines, made = [], [], []
+    if config.texts is not None:
+        file = texts_of(config.texts, inputs.task, data)
+        chosen = sorted(np.random.default_rng(inputs.seed).permutation(len(file))[:most].tolist())
+        texts, lines = ([column[row] for row in chosen] for column in (file.texts, file.lines))
+    if config.augment is not None:
+        every = variants([*texts, *data.train.texts], config.augment, inputs.seed, task_texts(inputs.task, data))
+        made = [*itertools.islice(every, None if most is None else most - len(texts))]
+    return unlabelled([*texts, *made], [*lines, *[0] * len(made)], kind), len(made)
 
 
-def _for_teacher(config: RecoverConfig, inputs: Inputs, texts: Split | None) -> tuple[str, TokenRows, int]:
+def _for_teacher(config: RecoverConfig, inputs: Inputs, texts: Split) -> tuple[str, TokenRows, int]:
     """The sha256 of another model, the rows as its own tokens, and the id that pads them."""
     model = inputs.models[config.teacher]
     task = within_positions(inputs.task, model.folder)
     rows = tokenized(model.folder, read_task(inputs.task).train, task, task.train)
-    if texts is not None:
-        rows = rows.followed_by(tokenized(model.folder, texts, task, config.texts))
+    if texts:
+        rows = rows.followed_by(tokenized(model.folder, texts, task, config.texts or task.train))
     return model.sha256, rows, padding_id(config_of(model.folder), model.folder)
 
 
@@ -123,7 +138,10 @@ def facts_of(config: RecoverConfig, lessons: Lessons, inputs: Inputs) -> dict[st
     teacher = inputs.models[config.teacher] if config.teacher else None
     facts = {}
     if lessons.texts:
-        facts["texts"] = {"file": config.texts.name, "rows": lessons.texts, "labelled": len(lessons.data.train) - lessons.texts}
+        file = {"file": config.texts.name} if config.texts else {}
+        made = {"variants": lessons.variants} if lessons.variants else {}
+        rows = {"rows": lessons.texts - lessons.variants, "labelled": len(lessons.data.train) - lessons.texts}
+        facts["texts"] = {**file, **rows, **made}
     if teacher is not None:
         facts["teacher"] = {"reference": teacher.reference, "sha256": teacher.sha256}
     return facts
