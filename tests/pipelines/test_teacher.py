@@ -140,6 +140,15 @@ def test_check_counts_them(project):
     ]
 
 
+@pytest.mark.parametrize(
+    ("overrides", "told"), [([], "240 random variants of the training rows and texts"), (["recover.texts=null"], "120 random")]
+)
+def test_check_tells_the_variants(project, overrides, told):
+    account = account_of(check_inputs(load_pipeline(project, ["recover.augment=3", *overrides])))
+    lines = [*lines_of({**account, "needs": {"told": {}}})]
+    assert any(line.startswith(f"recover.augment  up to {told}") for line in lines), lines
+
+
 def test_a_text_that_is_scored_is_not_learnt(project):
     scored = (project.parent / "texts.txt").read_text().splitlines()[2]
     (project.parent / "scored.tsv").write_text(f"sentence\tlabel\n{scored}\tclass0\n")

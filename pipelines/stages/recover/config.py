@@ -171,9 +171,11 @@ def require_tokens(config: RecoverConfig, task: TaskConfig, base: Path, models: 
 
 
 def file_facts(config: RecoverConfig, task: TaskConfig, base: Path, models: Models) -> dict[str, dict[str, Any]]:
+    if not config.unlabelled and not models:
+        return {}
     from pipelines.stages.recover import teacher_checks
 
-    return teacher_checks.file_facts(config.texts, task, base, models) if config.texts is not None or models else {}
+    return teacher_checks.file_facts(config.texts, config.augment, task, base, models)
 
 
 def fresh_places(earlier: tuple[Entry, ...]) -> Entry | None:

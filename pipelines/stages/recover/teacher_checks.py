@@ -85,17 +85,23 @@ def require_head(model: BaseModelReference, label_names: list[str], auto_class: 
         raise UserError("E410", what, fix)
 
 
-def file_facts(file: Path | None, task: TaskConfig, base: Path, models: Models) -> dict[str, dict[str, Any]]:
-    """What `compress check` says of the texts and the teacher, by key."""
+def file_facts(
+    file: Path | None, augment: int | None, task: TaskConfig, base: Path, models: Models
+) -> dict[str, dict[str, Any]]:
+    """What `compress check` says of the texts, their variants and the teacher, by key."""
     facts, data = {}, read_task(task)
-    mean = task.max_length
+    mean, given = task.max_length, len(data.train)
     if file is not None:
         every = read_texts(file, task)
         texts = new_texts(every, task, data, file)
         lengths = np.minimum(tokens_of(tokenizer_of(base), texts, with_labels=False), task.max_length)
         mean, left_out = float(lengths.mean()), len(every) - len(texts)
         told = f"{len(texts):,} texts without labels; {left_out:,} more are in the task's files or repeated"
+        given += len(texts)
         facts["texts"] = {"file": str(file), "rows": len(texts), "left_out": left_out, "mean": mean, "told": told}
+    if augment is not None:
+        told = f"up to {augment * given:,} random variants of the training rows{' and texts' if file else ''}"
+        facts["augment"] = {"rows": augment * given, "told": told}
     for key, model in models.items():
         shape = shape_of(weightless_model(model.folder, data.label_names, kind_of(task.kind).auto_class))
         told = f"{model.reference}: {human_bytes(shape.bytes)}"
