@@ -141,7 +141,7 @@ def _between(cell: Cell) -> list[float]:
 ARMS: dict[str, Callable[[Cell, Callable[[], str]], list[dict]]] = {
     "labels": lambda cell, teacher: [cell.pruned(), cell.labelled()],
     "texts": lambda cell, teacher: [cell.pruned(), cell.taught()],
-    "variants": lambda cell, teacher: [cell.pruned(), cell.taught(augment=3)],
+    "variants": lambda cell, teacher: [cell.pruned(), cell.taught(texts=None, augment=7)],
     "texts then labels": lambda cell, teacher: [cell.pruned(), cell.taught(), cell.labelled()],
     "larger teacher": lambda cell, teacher: [cell.pruned(), cell.taught(teacher=teacher())],
     "without refit": lambda cell, teacher: [cell.pruned(refit=None), cell.labelled()],
