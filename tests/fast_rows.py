@@ -26,6 +26,7 @@ FAST_ROWS = {
     "test_it_is_the_dense_model_with_the_same_trainings": ("twice",),
     "test_a_pruned_model_is_refitted_stored_and_merged": ("full-target", "lora-weights"),
     "test_other_kinds_of_tasks": ("tokens-of_tags-2-logits",),
+    "test_variants_for_other_kinds_of_tasks": ("multilabel-logits",),
     # tests/export
     "test_attention_is_joined_and_computes_the_same": ("bert-unequal",),
     "test_other_attentions_stay": (),
