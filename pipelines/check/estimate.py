@@ -71,9 +71,9 @@ def needs_of(pipeline: Pipeline, plans: Sequence[Plan], account: dict[str, Any],
 
 
 def files_of(entry: Entry, account: dict[str, Any]) -> dict[str, Any]:
-    """What `checkup.account_of` found about the files and models that a stage names, by key."""
-    keys = (*entry.row.beside.files, *entry.row.beside.models)
-    return {key: account["files"][name] for key in keys if (name := f"{entry.id}.{key}") in account["files"]}
+    """What `checkup.account_of` found about the files and models that a stage names, and of rows that it makes, by key."""
+    start = f"{entry.id}."
+    return {name.removeprefix(start): facts for name, facts in account["files"].items() if name.startswith(start)}
 
 
 def rows_of(account: dict[str, Any]) -> dict[str, Any]:

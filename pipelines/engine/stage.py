@@ -196,8 +196,8 @@ class NamedInputs:
     Paths are relative to the pipeline file. The content, not the name, is in the fingerprint, and may not change during a run.
     `problems` (config, task, models by key) finds faults without torch; `require_tokens` (config, task, the base's folder,
     models) raises UserErrors for rows that cannot be used once tokenized; `facts` (the same) are for `compress check`, by key:
-    of a file its `rows` and their `mean` length in tokens, of a model the `flops` of such a row and its `bytes`, and of all
-    what is `told`.
+    of a file its `rows` and their `mean` length in tokens, of a model the `flops` of such a row and its `bytes`, of rows made
+    of others their number, `rows`; of all what is `told`.
     """
 
     files: tuple[str, ...] = ()

@@ -86,7 +86,7 @@ def _learned(config: TrainingConfig, rows: dict[str, Any]) -> tuple[int, int]:
     texts = rows.get("texts", {"rows": 0, "mean": 0})
     most = math.inf if config.steps is None else config.steps * config.step_size
     count, given = min(texts["rows"], most), rows["train"] + texts["rows"]
-    made = min((getattr(config, "augment", None) or 0) * given, most - count)
+    made = min(rows.get("augment", {"rows": 0})["rows"], most - count)
     learned = rows["train"] + count + made
     of_given = (rows["train"] * rows["mean"] + texts["rows"] * texts["mean"]) / given
     tokens = rows["train"] * rows["mean"] + count * texts["mean"] + made * of_given

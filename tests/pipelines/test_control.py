@@ -134,9 +134,11 @@ def test_the_estimate_of_a_run_counts_it():
     assert accumulated == of_texts, "as many rows in each of the batches"
     taught = estimate(RecoverConfig(texts="texts.txt", steps=10), plan, plan, learned)
     assert taught["flops"] - of_texts["flops"] == (2 * 3 * 100 + 50) * dense.flops(10), "at most three passes over the labels"
-    varied = estimate(RecoverConfig(texts="texts.txt", augment=2, epochs=1, control=False), plan, plan, learned)
+    varied = estimate(
+        RecoverConfig(texts="texts.txt", augment=2, epochs=1, control=False), plan, plan, learned | {"augment": {"rows": 800}}
+    )
     assert varied["flops"] == (2 * 1200 + 50) * pruned.flops(10) + 1200 * dense.flops(10), "two of each row and text"
-    few = estimate(RecoverConfig(augment=9, steps=5, control=False), plan, plan, rows)
+    few = estimate(RecoverConfig(augment=9, steps=5, control=False), plan, plan, rows | {"augment": {"rows": 900}})
     assert few["flops"] == (2 * 160 + 50) * pruned.flops(10) + 260 * dense.flops(10), "as many as the steps take"
     unpruned = replace(plan, shape=dense, tuned=None)
     assert estimate(RecoverConfig(epochs=3), unpruned, unpruned, rows)["flops"] == (2 * 300 + 50 + 100) * dense.flops(10)

@@ -11,6 +11,7 @@ from compressor.errors import UserError
 from compressor.tasks import TaskConfig
 from compressor.tasks.texts import read_texts
 from pipelines.check.checkup import account_of, lines_of
+from pipelines.check.estimate import files_of
 from pipelines.engine.preflight import check_inputs, check_tokens
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
@@ -144,7 +145,9 @@ def test_check_counts_them(project):
     ("overrides", "told"), [([], "240 random variants of the training rows and texts"), (["recover.texts=null"], "120 random")]
 )
 def test_check_tells_the_variants(project, overrides, told):
-    account = account_of(check_inputs(load_pipeline(project, ["recover.augment=3", *overrides])))
+    ready = check_inputs(load_pipeline(project, ["recover.augment=3", *overrides]))
+    account = account_of(ready)
+    assert files_of(ready.pipeline.stages[-1], account)["augment"]["rows"] == int(told.split()[0]), "its estimate counts them"
     lines = [*lines_of({**account, "needs": {"told": {}}})]
     assert any(line.startswith(f"recover.augment  up to {told}") for line in lines), lines
 

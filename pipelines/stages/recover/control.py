@@ -219,9 +219,8 @@ def lessons_of_control(config: RecoverConfig, data: Data, lessons: Lessons) -> t
     if not lessons.texts or config.teacher is not None:
         return config, lessons
     passes = min(config.passes(len(lessons.data.train)) * len(lessons.data.train) / len(data.train), PASSES_OF_LABELS)
-    return config.model_copy(
-        update={"texts": None, "augment": None, "distill": False, "steps": None, "epochs": passes}
-    ), Lessons(data)
+    of_labels = {"texts": None, "augment": None, "distill": False, "steps": None, "epochs": passes}
+    return config.model_copy(update=of_labels), Lessons(data)
 
 
 def _positions(config: RecoverConfig, inputs: Inputs, kept: dict) -> dict | None:
