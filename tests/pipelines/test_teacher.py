@@ -131,6 +131,12 @@ def test_without_a_file_variants_of_the_training_rows_are_the_texts(go, project)
     assert "model on the 40 training rows and on 80 random variants" in teacher_note("recover", made.metadata)
 
 
+def test_without_any_new_variant_labels_are_not_learned_instead(go, project, monkeypatch):
+    monkeypatch.setattr(lessons, "variants", lambda *_: iter(()))
+    with pytest.raises(UserError, match=r"E204 .*train.tsv: no random variant of a training row is a new text"):
+        go(project, "recover.texts=null", "recover.augment=1", "recover.steps=9")
+
+
 def test_check_counts_them(project):
     ready = check_inputs(load_pipeline(project))
     account = account_of(ready)

@@ -14,6 +14,7 @@ from safetensors.numpy import load, save
 from torch import nn
 
 from compressor.deltas.links import merge_all
+from compressor.errors import UserError
 from compressor.models.hub import build, config_of, padding_id
 from compressor.tasks.augmentation import variants
 from compressor.tasks.data import Data, TokenRows, tokenized
@@ -51,7 +52,7 @@ def lessons_of(config: RecoverConfig, inputs: Inputs, data: Data, workspace: Wor
     With texts, the labels of the training rows are not learned either: one loss on all rows, the distance from the teacher.
     """
     texts, made = drawn_texts(config, inputs) if config.unlabelled else (Split([], []), 0)
-    if texts:
+    if config.unlabelled:
         labelled = replace(data.train, kind=data.kind.unlabelled)
         own = tokenized(inputs.base.folder, texts, inputs.task, config.texts or inputs.task.train)
         data = replace(data, train=labelled.followed_by(own))
@@ -74,7 +75,9 @@ def lessons_of(config: RecoverConfig, inputs: Inputs, data: Data, workspace: Wor
 
 def drawn_texts(config: RecoverConfig, inputs: Inputs) -> tuple[Split, int]:
     """The texts without labels, and how many of them, the last, are variants: the file's that are not in the task's files, then
-    variants of these and of the training rows. If the training takes fewer, a random sample of the file's comes first."""
+    variants of these and of the training rows. If the training takes fewer, a random sample of the file's comes first.
+
+    Raises UserError E204 where there is neither a file nor a new variant."""
     kind, data = kind_of(inputs.task.kind), read_task(inputs.task)
     most = None if config.steps is None else config.steps * config.step_size
     texts, lines, made = [], [], []
@@ -85,6 +88,9 @@ def drawn_texts(config: RecoverConfig, inputs: Inputs) -> tuple[Split, int]:
     if config.augment is not None:
         every = variants([*texts, *data.train.texts], config.augment, inputs.seed, task_texts(inputs.task, data))
         made = [*itertools.islice(every, None if most is None else most - len(texts))]
+    if not texts and not made:
+        fix = "Remove the key, or give other texts (recover.texts)"
+        raise UserError("E204", "no random variant of a training row is a new text", fix, str(inputs.task.train))
     return unlabelled([*texts, *made], [*lines, *[0] * len(made)], kind), len(made)
 
 
