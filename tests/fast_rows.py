@@ -46,6 +46,10 @@ FAST_ROWS = {
         *("nan-fp32", "infinite-int8", "shifted-fp32", "drawn_together-int8", "upside_down-fp32", "shuffled-int8"),
         *("cut_off-fp32", "noisy-int8", "constant-fp32"),
     ),
+    "test_what_the_head_reads_is_found_alike_in_the_model_and_in_the_graph": ("bert", "deberta-v2", "modernbert", "gpt2"),
+    "test_the_last_block_computes_keys_and_values_of_all_tokens_and_the_rest_of_one": ("bert", "deberta-v2", "modernbert"),
+    "test_the_flops_that_a_file_saves_are_those_of_its_products": ("bert-emptied",),
+    "test_where_every_token_is_read_all_are_computed": ("bert-keys0",),
     # tests/end_to_end
     "test_it_learns_and_keeps_what_it_learned": ("choices",),
     "test_a_method_is_stored_as_its_link": ("diff pruning",),
