@@ -120,11 +120,11 @@ class Cell:
         """A recovery on the labelled rows."""
         return {"recover": {**TASKS[self.task].further, **keys}}
 
-    def taught(self, **keys: Any) -> dict:
-        """A recovery on texts, or where there are none on the labelled rows for as many steps."""
+    def taught(self, times: int = 1, **keys: Any) -> dict:
+        """A recovery on texts, or where there are none on the labelled rows for as many steps; `times` as long."""
         row = TASKS[self.task]
         texts = {"texts": "texts.jsonl"} if row.texts else {}
-        return {"recover": {**ON_TEXTS, "steps": row.steps, **texts, **keys}}
+        return {"recover": {**ON_TEXTS, "steps": times * row.steps, **texts, **keys}}
 
 
 def _in_steps(cell: Cell, teacher: Callable[[], str]) -> list[dict]:
@@ -142,6 +142,7 @@ ARMS: dict[str, Callable[[Cell, Callable[[], str]], list[dict]]] = {
     "labels": lambda cell, teacher: [cell.pruned(), cell.labelled()],
     "texts": lambda cell, teacher: [cell.pruned(), cell.taught()],
     "variants": lambda cell, teacher: [cell.pruned(), cell.taught(texts=None, augment=7)],
+    "texts and variants twice as long": lambda cell, teacher: [cell.pruned(), cell.taught(2, augment=15)],
     "texts then labels": lambda cell, teacher: [cell.pruned(), cell.taught(), cell.labelled()],
     "larger teacher": lambda cell, teacher: [cell.pruned(), cell.taught(teacher=teacher())],
     "without refit": lambda cell, teacher: [cell.pruned(refit=None), cell.labelled()],
@@ -156,7 +157,7 @@ ARMS: dict[str, Callable[[Cell, Callable[[], str]], list[dict]]] = {
     "refit-4096 in three cuts": lambda cell, teacher: [cell.pruned(4096, speedup) for speedup in _between(cell)],
     "refit by reconstruction": lambda cell, teacher: [cell.pruned(criterion="reconstruction")],
 }
-"""Name -> the stages that follow the dense model. The first five recover in different ways, the next change one thing of
+"""Name -> the stages that follow the dense model. The first six recover in different ways, the next change one thing of
 `labels`, the last five do not train at all."""
 
 
