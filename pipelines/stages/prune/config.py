@@ -326,6 +326,15 @@ def estimate(config: PruneConfig, plan: Plan, before: Plan, rows: dict[str, Any]
     return needs
 
 
+def _surroundings(config: PruneConfig) -> dict[str, Any]:
+    """Where the result depends on this machine, what of it; what an earlier version computed otherwise is made again."""
+    timed = config.search is not None and config.search.target.timed
+    criteria = [item.criterion for item in config.items] + list(config.search.criteria.values() if config.search else ())
+    # once scored by Σ|W + ΔW|
+    again = {"reconstruction": 2} if "reconstruction" in criteria else {}
+    return {**(surroundings(config.search.target) if timed else {}), **again}
+
+
 STAGE = Stage(
     name="prune",
     summary="physically remove attention heads, FFN neurons and layers, or hold single weights at zero",
@@ -342,5 +351,5 @@ STAGE = Stage(
     estimate=estimate,
     uses_dense=True,
     lengths=lengths,
-    surroundings=lambda config: surroundings(config.search.target) if config.search and config.search.target.timed else {},
+    surroundings=_surroundings,
 )

@@ -19,7 +19,7 @@ from compressor.pruning.scores import (
     weight_scores,
 )
 from compressor.pruning.surgery import Removal, remove, silence
-from compressor.pruning_criteria import LOSS_POWER
+from compressor.pruning_criteria import SUMS
 from compressor.tasks.data import Data, tensor_batches
 from pipelines.engine.stage import Workspace
 from pipelines.stages.loading import PARITY_ROWS
@@ -34,7 +34,7 @@ def score(
     """One tensor of scores per layer, by the item's criterion. `base` (same shapes) is given after full tuning."""
     if item.criterion == "random":
         return random_scores(model, item.structure, seed)
-    if item.criterion not in LOSS_POWER:
+    if item.criterion in SUMS:
         return weight_scores(model, item.structure, item.criterion, changes_of(model, base), item.modules)
     rows, by_states = data.train.sample(item.rows), item.criterion == "reconstruction"
     steps = len(rows) * (len(layers_of(model)) if by_states else 1)

@@ -1,0 +1,42 @@
+"""The scores that a prune stage removes by: every criterion is the function of its name."""
+
+import typing
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from compressor.pruning import scores as functions
+from compressor.pruning_criteria import LOSS_POWER, SUMS, Criterion
+from compressor.tasks.data import Data, tensor_batches
+from pipelines.stages.prune.config import PruneItem
+from pipelines.stages.prune.remove_units import score
+from tests.compressor.conftest import tiny, tuned
+from tests.pipelines.test_precision import rows_of
+
+QUIET = SimpleNamespace(progress=lambda *_: nullcontext(SimpleNamespace(advance=lambda steps=1: None)))
+
+
+def expected(model, structure, criterion, batches):
+    if criterion == "random":
+        return functions.random_scores(model, structure, 5)
+    if criterion == "reconstruction":
+        return functions.reconstruction_scores(model, structure, [inputs for inputs, _ in batches])
+    if criterion in LOSS_POWER:
+        return functions.loss_scores(model, structure, criterion, batches)
+    return functions.weight_scores(model, structure, criterion, functions.changes_of(model))
+
+
+@pytest.mark.parametrize("structure", ["heads", "neurons", "layers"])
+def test_every_criterion_has_scores_of_its_own(structure):
+    model = tuned(tiny("bert", torch.float32), "lora", ["query", "key", "value", "ffn_in", "ffn_out"])
+    data = Data(rows_of(model, 16), rows_of(model, 4), ["a", "b", "c"], 1)
+    batches, seen = list(tensor_batches(data.train.sample(12), 1, data.batch_size)), []
+    for criterion in typing.get_args(Criterion):
+        item = PruneItem(structure=structure, criterion=criterion, remove=1, rows=12)
+        found = torch.cat(score(item, model, None, 5, data, QUIET)).float()
+        torch.testing.assert_close(found, torch.cat(expected(model, structure, criterion, batches)).float())
+        assert not any(torch.equal(found, other) for other in seen), criterion
+        seen.append(found)
+    assert len(seen) == len(SUMS) + len(LOSS_POWER) + 2
