@@ -64,10 +64,10 @@ UNTIMED = ("id2label", "label2id", "_name_or_path", "architectures", "transforme
 
 @dataclass(frozen=True)
 class TargetTrial:
-    """Measured widths: milliseconds of the dense and of the pruned model, and the table's prediction; `waited` is the share of
-    time that their processes waited for a core."""
+    """Measured widths (None: nothing is removed): milliseconds of the dense and of the pruned model, and the table's
+    prediction; `waited` is the share of time that their processes waited for a core."""
 
-    widths: Widths
+    widths: Widths | None
     predicted: float
     dense_ms: float
     ms: float
@@ -84,13 +84,20 @@ class TargetTrial:
         return {"predicted": self.predicted, "measured": measured, **times}
 
 
-def settled(choose: Callable[..., Widths | None], trial: Callable[[Widths], TargetTrial], target: Target) -> list[TargetTrial]:
+def settled(
+    choose: Callable[..., Widths | None],
+    trial: Callable[[Widths], TargetTrial],
+    target: Target,
+    first: tuple[float, TargetTrial] | None = None,
+) -> list[TargetTrial]:
     """The trials made until the measured time meets a timed target from both sides; `best_of` says which to use.
 
     `choose` finds the widths that cost a share (1) of what the target allows by the latency table, or raises UserError E520.
-    If they measure slower than allowed, or faster than requested, the table is corrected for the next ones.
+    If they measure slower than allowed, or faster than requested, the table is corrected for the next ones. `first` is a trial
+    that there is already, with its share.
     """
-    shares, tried = [1.0], [trial(choose())]
+    share, attempt = first or (1.0, trial(choose()))
+    shares, tried = [share], [attempt]
     while len(tried) < TRIES and not 1 - GIVEN_AWAY <= tried[-1].excess(target) <= 1 + MISS:
         shares.append(next_share(shares, [attempt.excess(target) for attempt in tried]))
         try:
@@ -275,9 +282,11 @@ def meet(
         predicted = target.reached(measure(shape_of(candidate)), dense_cost)
         return TargetTrial(chosen, predicted, *measured(target, dense, candidate, inputs, data, workspace))
 
-    if measure(before) <= target.budget(dense_cost):
+    spent = measure(before) / target.budget(dense_cost)
+    first = (spent, trial(None)) if table and spent <= 1 else None
+    if spent <= 1 and (first is None or first[1].excess(target) <= 1 + MISS):
         workspace.say(f"{target.say(target.value)} is met already: nothing is removed")
-        tried = [trial(None)] if table else []
+        tried = [first[1]] if first else []
     else:
         find_widths = partial(widths, search, before, shape_of(dense), measure)
         with told_of_other_work(table):
@@ -285,9 +294,11 @@ def meet(
         settings = [ScoreSettings(*pair, search.rows) for pair in search.criteria.items()]
         scores = {setting.structure: score(setting, model, base, inputs.seed, data, workspace) for setting in settings}
         choose = partial(find_widths, prices(search, scores, model, inputs, data, workspace))  # of the share that may be spent
-        tried = settled(choose, trial, target) if table else []
-        record["widths"] = best_of(tried, target).widths if tried else choose()
-        record["parity"] = cut("target", lowest_of(record["widths"], scores), model, base, data, workspace)
+        tried = settled(choose, trial, target, first) if table else []
+        chosen = best_of(tried, target).widths if tried else choose()
+        if chosen is not None:
+            record["widths"] = chosen
+            record["parity"] = cut("target", lowest_of(chosen, scores), model, base, data, workspace)
     record["tried"] = [attempt.to_json(target) for attempt in tried]
     used = tried.index(best_of(tried, target)) if tried else 0
     record |= record["tried"][used] if tried else {"predicted": target.reached(measure(shape_of(model)), dense_cost)}
