@@ -180,6 +180,12 @@ def densities(model: nn.Module) -> list[Density]:
     ]
 
 
+def densities_apart(model: nn.Module) -> list[Density]:
+    """Densities of an unmerged model whose masks hide W alone, which a merge would fill; none for other models."""
+    layers = layers_of(model)
+    return densities(model) if any(layer.matrix(name).weight_mask for layer in layers for name in layer.names) else []
+
+
 def _pattern_of(matrix: Matrix) -> str:
     mask = matrix.weight_mask or matrix.mask
     if mask is None:

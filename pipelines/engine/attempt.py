@@ -90,12 +90,13 @@ def last_attempt(folder: Path) -> Attempt | None:
     """Read run.json of a run folder; None where there is none. Raises UserError E803, E801 (cannot be read)."""
     path = folder / RUN_FILE
     try:
-        return Attempt.model_validate_json(path.read_bytes())
+        # pydantic's own reader refuses the escapes of a path that is not UTF-8
+        return Attempt.model_validate(json.loads(path.read_bytes()))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except PermissionError as error:
         raise UserError("E801", f"cannot be read ({error.strerror})", "Change its permissions", str(path)) from None
-    except (ValidationError, ValueError, OSError):
+    except (ValidationError, ValueError, RecursionError, OSError):
         fix = "Run the pipeline again: what is finished is kept"
         raise UserError("E803", "unreadable or damaged", fix, str(path)) from None
 

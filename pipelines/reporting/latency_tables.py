@@ -114,7 +114,8 @@ def real_lengths(report: Record) -> ReportTable:
         Column("tokens/s", "r", digits("tokens_per_second")),
         speed_up(report, records, "batch", "order"),
     ]
-    rounds = max((row["rounds"] for row in records), default=0)
+    few, many = (edge((row["rounds"] for row in records), default=0) for edge in (min, max))
+    rounds = f"{many}" if few == many else f"{few} to {many}"
     note = (
         "A pass is some validation rows of their own lengths, each batch padded to its longest. In the first pass of a new "
         "process every shape is new, and a runtime that compiles for a shape does so there: a new shape is the mean call on "

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from compressor.cost import ModelShape, shape_of
+from dataclasses import asdict
+
+from compressor.cost import shape_of
 from compressor.deltas.links import merge_all
 from compressor.models.modules import STRUCTURES
-from compressor.pruning.weights import nonzeros
+from compressor.pruning.weights import densities_apart, nonzeros
 from compressor.tasks.task_kind import Metric, kind_for
 from pipelines.engine.environment import machine
 from pipelines.engine.stage import Artifact, Inputs, Stage
@@ -60,7 +62,7 @@ def gather_unmeasured(inputs: Inputs, stage: Stage, why: str) -> Record:
         "trainable": trainable,
         "pruning": pruning(inputs, roles),
         "targets": targets(inputs, []),
-        "density": [row for row in last.metadata.get("density", []) if row["pattern"]],
+        "density": [row for row in roles["compressed"]["density"] if row["pattern"]],
         "quality_by_stage": quality_by_stage(inputs, []),
         "quality_by_file": quality_by_file(inputs, []),
         "measured": None,
@@ -70,14 +72,15 @@ def gather_unmeasured(inputs: Inputs, stage: Stage, why: str) -> Record:
 
 
 def _record(artifact: Artifact, inputs: Inputs) -> Record:
-    """Quality and sizes of one model; merged, so that its deltas do not count."""
+    """Quality and sizes of one model; merged, so that its deltas do not count, unless that would fill what its masks hide."""
     model = load_model(artifact, inputs.base)
-    shape: ModelShape = shape_of(model)
+    shape, apart = shape_of(model), densities_apart(model)
     return {
         "quality": artifact.metadata["quality"],
         "parameters": shape.parameters,
         "tunable": shape.parameters - shape.inserted,
-        "nonzeros": nonzeros(merge_all(model)),
+        "nonzeros": nonzeros(model if apart else merge_all(model)),
+        "density": artifact.metadata.get("density") or [asdict(row) for row in apart],
         "flops": shape.flops(inputs.task.max_length),
         "layers": [{name: layer.units(name) for name in STRUCTURES} for layer in shape.layers],
     }

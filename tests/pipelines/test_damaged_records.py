@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import random
 
 import pytest
@@ -10,7 +11,7 @@ from click.testing import CliRunner
 
 from compressor.errors import UserError
 from pipelines.cli.commands import main
-from pipelines.engine.attempt import RUN_FILE, last_attempt
+from pipelines.engine.attempt import RUN_FILE, last_attempt, write_attempt
 from pipelines.engine.lockfile import LOCK_FILE, read_lock
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
@@ -173,3 +174,9 @@ def test_many_values_of_other_types(run):
 def test_reading_is_quick_and_gives_what_was_written(run):
     assert read_lock(run / LOCK_FILE) == yaml.safe_load((run / LOCK_FILE).read_text())
     assert last_attempt(run).status == "done" and last_attempt(run.parent) is None
+
+
+def test_a_path_that_is_not_utf8_is_read_as_it_was(tmp_path):
+    folder = os.fsdecode(b"/models/caf\xe9")
+    write_attempt(tmp_path, {"status": "done", "started": 1.5, "seconds": 2.5, "model_folder": folder})
+    assert last_attempt(tmp_path).model_folder == folder

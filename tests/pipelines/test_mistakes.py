@@ -27,6 +27,7 @@ stages:
   - export:
   - benchmark: {length: [16, 64]}
 """
+LAST_BLOCKS = PIPELINE.replace("  - select: {count: 4}\n", "").replace("rank: 4", "method: full, top: 1")
 
 
 @dataclass(frozen=True)
@@ -337,6 +338,12 @@ MISTAKES = [
         "E502 {file}:6: stages[1].prune.criterion: heads by criterion delta, but no stage tunes query",
     ),
     Mistake(
+        "a delta that some blocks lack",
+        rewrite(LAST_BLOCKS.replace("method: same", "method: lora")),
+        "E502 {file}:6: stages[1].prune.criterion: heads by criterion delta, but 'tune' trains the last 1 blocks alone",
+        "Leave out top there, or use taylor or weight",
+    ),
+    Mistake(
         "a share of no place",
         ("count: 4", "ratio: 1.0e-4"),
         "E401 {file}:5: stages[0].select: ratio 0.0001 is less than one of the 1,024 positions of a matrix",
@@ -625,7 +632,7 @@ MISTAKES = [
     ),
     Mistake(
         "all of a model of which the last blocks were trained",
-        ("  - select: {count: 4}\n  - tune: {rank: 4", "  - tune: {method: full, top: 1"),
+        rewrite(LAST_BLOCKS.replace("criterion: delta", "criterion: weight")),
         "E404 {file}:7: stages[2].recover.method: same would train the whole model, 'tune' trained its last 1 blocks",
     ),
     Mistake(

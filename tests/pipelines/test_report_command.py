@@ -1,5 +1,7 @@
 """`compress report RUN`: the summary again, and what is left of each layer, from what lies on disk."""
 
+import json
+
 import pytest
 
 from compressor.errors import UserError
@@ -73,3 +75,18 @@ def test_a_run_that_prunes_weights_alone(tmp_path, compress):
     (run / LOCK_FILE).write_text("stages: [")
     code, _, error = compress("report", run, "--plan")
     assert code == 2 and error.startswith(f"E803 {run / LOCK_FILE}: unreadable")
+
+
+def test_without_measurements_zeros_that_a_merge_would_fill_are_counted_before_it(tmp_path):
+    """The non-zeros of W where it is not hidden, and those of the deltas."""
+    hidden = {"prune": {"structure": "weights", "criterion": "weight", "modules": "query", "remove": 0.5, "hides": "weight"}}
+    run_pipeline(
+        load_pipeline(write_pipeline(tmp_path, stages=[STAGES[0], hidden, {"report": None}], rows=16)), tmp_path / "out"
+    )
+    report = json.loads((tmp_path / "out" / "tiny" / "report.json").read_text())
+    [masked] = report["density"]
+    assert masked["pattern"].endswith("of W alone") and masked["nonzeros"] == masked["entries"] / 2
+    [row] = [row for row in report["summary"] if row["metric"].startswith("non-zeros")]
+    dense, compressed = (int(row[name].replace(",", "")) for name in ("dense", "compressed"))
+    deltas = 2 * 2 * 2 * (32 + 32)  # of two matrices in two blocks, each of rank 2
+    assert compressed == dense - masked["entries"] / 2 + deltas

@@ -650,6 +650,15 @@ def test_a_target_stands_beside_what_was_measured(write, monkeypatch, target, sa
     assert load(folder)["targets"][0]["stage"] == "prune"
 
 
+def test_a_target_does_not_stand_beside_times_of_a_gpu(write, monkeypatch):
+    told = {"told": "target 2, measured 2", "criterion": {"heads": "taylor"}, "table": "latency-0", "goal": "speedup"}
+    cell = {"batch": 8, "length": 128, "precision": "fp32", "runtime": "onnxruntime"}
+    kind, metadata = STAGES["prune"]
+    monkeypatch.setitem(STAGES, "prune", (kind, {**metadata, "target": {**told, **cell}}))
+    folder = write(edit=lambda measured: measured.update(device="cuda"))
+    assert "measured 2 (ONNX fp32, batch 8 × 128; heads by taylor)" in page(folder).text
+
+
 def test_the_time_of_a_target_is_written_as_every_other_time(write, monkeypatch):
     """A second or more without an exponent; where whole layers go, nothing ranks units, and no brackets are left empty."""
     told = {"told": "target 1,500 ms", "criterion": {}, "table": "latency-0", "goal": "p50_ms"}

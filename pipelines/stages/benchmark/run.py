@@ -11,16 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from compressor.checkpoint import load, save_checkpoint
 from compressor.cost import ModelShape, paper_flops_ratio, shape_of
 from compressor.deltas.links import merge_all
-from compressor.models.anatomy import layers_of
 from compressor.models.first_token import reads_first_token
 from compressor.models.hub import end_id
 from compressor.models.modules import STRUCTURES
-from compressor.pruning.weights import densities, nonzeros
+from compressor.pruning.weights import densities_apart, nonzeros
 from compressor.tasks.data import Data, MetricInputs
 from compressor.tasks.features import model_rows, torch_forward
 from export.latency.core_time import disturbance
@@ -224,13 +221,6 @@ def against_control(judged: MetricInputs, control: MetricInputs | None) -> dict[
     return {"control_interval": list(judged.change_from(control))} if control else {}
 
 
-def masked_alone(model: nn.Module) -> list[dict[str, Any]]:
-    """Densities of an unmerged model whose masks hide W alone; none for other models."""
-    layers = layers_of(model)
-    alone = any(layer.matrix(name).weight_mask for layer in layers for name in layer.names)
-    return [asdict(row) for row in densities(model)] if alone else []
-
-
 def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
     """Write measurements.json: one record per candidate, latencies of one interleaved run, and the machine."""
     data = load_data(inputs)
@@ -243,7 +233,7 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
         for row in skipped:
             workspace.say(f"{row.name} is not measured: {row.why_left_out}")
         models = {"dense": dense, "compressed": load_model(merged, inputs.base)}
-        density = merged.metadata.get("density") or masked_alone(models["compressed"])
+        density = merged.metadata.get("density") or [asdict(row) for row in densities_apart(models["compressed"])]
         if not density:
             merge_all(models["compressed"])
         facts = (shape_of, nonzeros, reads_first_token)

@@ -200,23 +200,22 @@ def check(config: PruneConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
         )
         return
     yield from merged_problems("prune", earlier)
-    touched = _modules_tuned(earlier)
+    touched, in_every_block = _modules_tuned(earlier), _modules_tuned(earlier, in_every_block=True)
     for number, item in enumerate(config.items):
         if item.structure == "weights":
             yield from prune_weights.problems(item, number, touched)
     for key, item in config.scored:
         modules = item.modules or MODULES_OF.get(item.structure, MODULES)
-        if item.criterion == "delta" and touched is not None and not touched & set(modules):
-            yield Problem(
-                "E502",
-                f"{item.structure} by criterion delta, but no stage tunes {' or '.join(modules)}",
-                "Tune one of these modules, or use taylor or weight",
-                key,
-            )
+        if item.criterion == "delta" and in_every_block is not None and not in_every_block & set(modules):
+            some = next((entry for entry in tuned if entry.config.top is not None), None)
+            why, fix = f"no stage tunes {' or '.join(modules)}", "Tune one of these modules"
+            if some:
+                why, fix = f"'{some.id}' trains the last {some.config.top} blocks alone", "Leave out top there"
+            yield Problem("E502", f"{item.structure} by criterion delta, but {why}", f"{fix}, or use taylor or weight", key)
 
 
-def _modules_tuned(earlier: tuple[Entry, ...]) -> set[str] | None:
-    """Modules that have a delta so far; None when everything was tuned in full."""
+def _modules_tuned(earlier: tuple[Entry, ...], *, in_every_block: bool = False) -> set[str] | None:
+    """Modules that have a delta so far, of some or of every block; None when all of them have."""
     touched: set[str] = set()
     omega: Entry | None = None
     for entry in earlier:
@@ -225,9 +224,9 @@ def _modules_tuned(earlier: tuple[Entry, ...]) -> set[str] | None:
         if not entry.row.trains or entry.config.method == "same":
             continue
         row = method(entry.config.method)
-        if row.trains_base:
+        if row.trains_base and not (in_every_block and entry.config.top):
             return None
-        if row.moves_modules(entry.config, on_of(entry.config, row, omega)):
+        if not row.trains_base and row.moves_modules(entry.config, on_of(entry.config, row, omega)):
             touched |= set(entry.config.modules or (omega.config.modules if omega else DEFAULT_MODULES))
     return touched
 
