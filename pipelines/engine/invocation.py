@@ -100,6 +100,8 @@ class Run:
     proofs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """Records of every stage's comparisons, by its id."""
     failures: list[dict[str, Any]] = field(default_factory=list)
+    uses: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    """Keeps the artifacts of this run from being replaced until it ends."""
     current: str = ""
     started: float = field(default_factory=time.time)
     clock: float = field(default_factory=time.monotonic)
@@ -161,7 +163,7 @@ def holding(run: Run) -> Iterator[None]:
         what = f"cannot be created ({error.strerror})"
         raise disk_fault(error) or UserError("E801", what, "Choose another folder with --out", str(folder)) from None
     try:
-        with lock(run.folder / "run.lock"):
+        with lock(run.folder / "run.lock"), run.uses:
             yield
     except Locked as holder:
         what = f"process {holder.pid} is running this pipeline here"

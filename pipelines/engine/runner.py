@@ -42,6 +42,8 @@ from pipelines.terminal.capture import captured, real_stdout
 from pipelines.terminal.last_resort import coded
 from pipelines.terminal.progress import Display
 
+IN_USE = "waiting for another run, which uses the artifact that this one replaces"
+
 
 def run_pipeline(
     pipeline: Pipeline,
@@ -186,7 +188,9 @@ def _note_failure(run: Run, entry: Entry, failure: dict[str, Any], display: Disp
 def _advance(run: Run, number: int, display: Display) -> None:
     """Reuse or make the artifact of one stage, and record which."""
     entry, mark = run.entries[number], fingerprint_of(run, number, run.artifacts)
-    stage, clock = entry.row, time.monotonic()
+    stage, clock, forced = entry.row, time.monotonic(), number in run.again
+    if not forced:
+        run.uses.enter_context(run.store.in_use(entry.name, mark))
     artifact = _reusable(run, number, mark)
     reused = artifact is not None
     if not reused:
@@ -197,7 +201,9 @@ def _advance(run: Run, number: int, display: Display) -> None:
                 run.originals.before()
                 metadata = _perform(run, number, stage, work, unfinished, display)
                 run.originals.require()
-                run.store.publish(work, entry.name, mark, stage.produces, metadata)
+                run.store.publish(work, entry.name, mark, stage.produces, metadata, lambda _: display.result(IN_USE))
+        if forced:
+            run.uses.enter_context(run.store.in_use(entry.name, mark))
         artifact = run.store.find(entry.name, mark, entry.id)
     seconds = time.monotonic() - clock
     run.artifacts.append(artifact)

@@ -76,6 +76,29 @@ def lock(path: Path, on_wait: Callable[[str], None] | None = None) -> Iterator[N
         os.close(handle)
 
 
+@contextlib.contextmanager
+def shared_lock(path: Path) -> Iterator[None]:
+    """Hold the file at `path` together with other processes; `lock` of it waits for all of them. The last one removes it."""
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH)
+        except BaseException:
+            os.close(handle)
+            raise
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(handle), path.stat()):
+                break
+        os.close(handle)  # its last holder deleted it between our open and our lock
+    try:
+        yield
+    finally:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink(missing_ok=True)
+        os.close(handle)
+
+
 def _acquire(handle: int, on_wait: Callable[[str], None] | None) -> None:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -125,7 +148,8 @@ KEEP_UNFINISHED = 7 * 24 * 3600
 
 
 class Store:
-    """The artifacts below one folder. Reading needs no lock; an artifact is made in `with store.making(...)`."""
+    """The artifacts below one folder. An artifact is made in `with store.making(...)`; a run reads those of its stages in
+    `with store.in_use(...)`, for `--force` in another run replaces artifacts."""
 
     def __init__(self, root: Path):
         self.root = root
@@ -179,6 +203,13 @@ class Store:
             finally:
                 shutil.rmtree(work, ignore_errors=True)
 
+    def in_use(self, stage: str, fingerprint: str) -> contextlib.AbstractContextManager[None]:
+        """Until its end no other process replaces the artifact, if there is one."""
+        return shared_lock(self._used(stage, fingerprint))
+
+    def _used(self, stage: str, fingerprint: str) -> Path:
+        return self.root / f".used-{self.folder(stage, fingerprint).name}"
+
     @property
     def cache(self) -> Path:
         """Folder for what stages measure once per machine."""
@@ -188,8 +219,19 @@ class Store:
         """Folder in which an interrupted stage leaves what it resumes from. Inside `making` no other process uses it."""
         return self.root / f".unfinished-{self.folder(stage, fingerprint).name}"
 
-    def publish(self, work: Path, stage: str, fingerprint: str, kind: str, metadata: dict[str, Any]) -> None:
-        """Write the manifest of a work folder and move the folder into the store; files are synced to disk before."""
+    def publish(
+        self,
+        work: Path,
+        stage: str,
+        fingerprint: str,
+        kind: str,
+        metadata: dict[str, Any],
+        on_wait: Callable[[str], None] | None = None,
+    ) -> None:
+        """Write the manifest of a work folder and move the folder into the store; files are synced to disk before.
+
+        Where it replaces an artifact that another process uses: raises Locked, or, with `on_wait`, calls that and waits.
+        """
         files = {str(path.relative_to(work)): {"sha256": sha256_of(path), "size": path.stat().st_size} for path in _files(work)}
         manifest = {"kind": kind, "stage": stage, "fingerprint": fingerprint, "files": files, "metadata": metadata}
         content = f"{json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=False)}\n".encode()
@@ -200,9 +242,10 @@ class Store:
         place = self.folder(stage, fingerprint)
         if place.exists():  # rerun with --force
             old = self.root / f".old-{place.name}"
-            shutil.rmtree(old, ignore_errors=True)
-            place.rename(old)
-            work.rename(place)
+            with lock(self._used(stage, fingerprint), on_wait):
+                shutil.rmtree(old, ignore_errors=True)
+                place.rename(old)
+                work.rename(place)
             shutil.rmtree(old)
         else:
             work.rename(place)
@@ -217,6 +260,9 @@ class Store:
             with contextlib.suppress(Locked, FileNotFoundError), lock(self.root / f".lock-{name}"):
                 if not folder.name.startswith(".lock-"):
                     shutil.rmtree(folder)
+        for used in self.root.glob(".used-*"):
+            with contextlib.suppress(Locked), lock(used):
+                pass  # nobody holds it any more: `lock` removes it
 
 
 def _age(path: Path) -> float:

@@ -13,7 +13,7 @@ import yaml
 
 from compressor.errors import CheckError, CompressError, UserError
 from pipelines.engine.environment import accelerator
-from pipelines.engine.runner import run_pipeline
+from pipelines.engine.runner import IN_USE, run_pipeline
 from pipelines.engine.stage import Artifact, Stage, dense_of
 from pipelines.engine.store import Store
 from pipelines.file.config import load_pipeline
@@ -288,6 +288,26 @@ def test_two_runs_that_share_a_store_make_each_artifact_once(project, out, tmp_p
     assert sorted(calls(out)) == sorted([*IDS, "report"])
     records = json.loads((out / "other" / "run.json").read_text())["stages"]
     assert [record["reused"] for record in records[:2]] == [True, True], "what another process made was waited for"
+
+
+def test_an_artifact_that_another_run_uses_is_not_replaced_before_its_end(project, out, tmp_path):
+    out.mkdir()
+    (out / "trouble-prune").write_text("hang")
+    process = start(tmp_path / "said", go, project, out)
+    until(out / "hanging", process)
+    said = tmp_path / "said-by-other"
+    [made] = (out / ".store").glob("tune-*")
+    before = made.stat().st_ino
+    other = start(said, go, project, out, "name=other", force=["tune"], until="tune")
+    deadline = time.monotonic() + 60
+    while IN_USE not in (said.read_text() if said.exists() else ""):
+        assert other.is_alive() and time.monotonic() < deadline
+        time.sleep(0.005)
+    assert made.stat().st_ino == before
+    (out / "trouble-prune").unlink()
+    assert wait(process) == wait(other) == 0
+    assert made.stat().st_ino != before and calls(out).count("tune") == 2
+    assert not [*(out / ".store").glob(".*")]
 
 
 def watch(out, report):
