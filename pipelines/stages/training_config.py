@@ -34,6 +34,9 @@ from compressor.tasks.task_kind import TaskKind, kind_of
 from pipelines.engine.stage import CountOrShare, Entry, Problem, StageConfig
 from pipelines.file import limits
 
+BUDGETS = "budgets"
+"""Folder of the deltas at smaller budgets, named by their number of positions."""
+
 DEFAULT_MODULES = ("query", "value")
 """Default modules, as in the papers, if neither the stage nor a select before it names others."""
 

@@ -40,7 +40,7 @@ from compressor.training.trainer import TrainingRows, train
 from pipelines.engine.stage import Inputs, Progress, Workspace
 from pipelines.stages.generated_texts import main_score, with_texts
 from pipelines.stages.loading import load_model, publish_model, quality_of, score_tests
-from pipelines.stages.training_config import TrainingConfig
+from pipelines.stages.training_config import BUDGETS, TrainingConfig
 from pipelines.stages.training_verdicts import verdicts
 
 
@@ -177,10 +177,6 @@ def stepping(bar: Progress) -> Callable[[str], None]:
         bar.advance()
 
     return on_step
-
-
-BUDGETS = "budgets"
-"""Folder of the deltas at smaller budgets, named by their number of positions."""
 
 
 def stops_of(config: TrainingConfig, model: nn.Module) -> list[int]:

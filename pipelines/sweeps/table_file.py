@@ -72,7 +72,7 @@ def read_table(path: Path, scale: str | None) -> Grid:
     if "grid" in chosen:
         axes, named = _axes(source, ("scales", scale, "grid"))
         for axis in axes.keys() & grid.named.keys() - named.keys():
-            _require_known(axes[axis], grid.named[axis], source.where(("scales", scale, "grid", axis)))
+            require_known(axes[axis], grid.named[axis], source.where(("scales", scale, "grid", axis)))
         grid = grid.with_axes(axes, named)
     keys = {key: value for key, value in chosen.items() if key not in TABLE_KEYS}
     repeats = {key: chosen.get(key, data.get(key)) for key in ("seeds", "subsets")}
@@ -83,7 +83,7 @@ def read_table(path: Path, scale: str | None) -> Grid:
     return Grid(grid.axes, grid.named, ((f"scale {scale}" if scale else "table", keys),), **repeats)
 
 
-def _require_known(values: list[Any] | Range, names: Mapping[str, Any], where: str) -> None:
+def require_known(values: list[Any] | Range, names: Mapping[str, Any], where: str) -> None:
     """Raise UserError E120 for a row or column that the table has not."""
     for value in [values] if isinstance(values, Range) else values:
         if not isinstance(value, str) or value not in names:

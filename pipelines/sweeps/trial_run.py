@@ -20,6 +20,7 @@ from compressor.tasks.task_kind import kind_for
 from pipelines.engine.stage import Artifact
 from pipelines.file.config import Pipeline
 from pipelines.stages.recover.config import CONTROL
+from pipelines.stages.training_config import BUDGETS
 from pipelines.terminal.last_resort import coded
 
 if TYPE_CHECKING:
@@ -157,8 +158,9 @@ def costs_of(artifacts: Mapping[str, Artifact]) -> dict[str, float]:
         if isinstance(trainable := metadata.get("trainable"), dict) and "body" in trainable:
             costs["trainable parameters"] = trainable["body"]
         stored = artifact.folder.rglob("*.safetensors") if artifact.kind == "model" else ()
-        # the control of a recovery is only compared with
-        if sizes := [path.stat().st_size for path in stored if path.parent != artifact.folder / CONTROL]:
+        # the control of a recovery is only compared with, and the deltas at smaller budgets are other results
+        beside = [artifact.folder / name for name in (CONTROL, BUDGETS)]
+        if sizes := [path.stat().st_size for path in stored if path.parent not in beside]:
             costs["bytes of the stored model"] = sum(sizes)
         if artifact.kind == "onnx":
             files = metadata.get("files", {}).get("compressed", {})

@@ -379,3 +379,10 @@ def test_booleans_of_a_row_are_no_labels_of_tokens():
     """Two outputs a row and two labels a row: nothing is cut, nothing is left out."""
     labels, outputs = np.eye(2, dtype=bool)[[0, 1, 1]], np.arange(6.0).reshape(3, 2)
     assert by_row(outputs, labels) is outputs and np.array_equal(spread(list(outputs), labels), outputs)
+
+
+@pytest.mark.parametrize("kind", GOOD)
+def test_a_subset_without_a_row_is_refused(tmp_path, kind):
+    given = task(tmp_path, kind, GOOD[kind], subset={"share": 0.1})
+    with pytest.raises(UserError, match=r"E211 .*train.jsonl: the subset of 0 of \d rows"):
+        read_task(given)

@@ -23,6 +23,7 @@ from export.runtimes.sessions import session
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
 from pipelines.reporting.growth_report import allocation_record
+from pipelines.sweeps.trial_run import costs_of
 from serving.predict import predict
 from tests.tiny import EVERYTHING, STAGES, write_pipeline
 
@@ -296,6 +297,8 @@ def test_one_run_of_id3_gives_a_series_of_budgets(tmp_path):
     expected = [*(row["places"] for row in artifact.metadata["budgets"]), artifact.metadata["closed_form"]]
     assert [len(places) for places in series] == expected
     assert series[0] < series[1] < series[2]
+    own = sum(path.stat().st_size for path in artifact.folder.glob("*.safetensors"))
+    assert costs_of({"tune": artifact})["bytes of the stored model"] == own, "smaller budgets are other results"
     steps = json.loads((artifact.folder / "allocation.json").read_text())["steps"]
     owned = [len(chain(owner)[0].omega) for _, owner, _ in chains(models[-1])]
     assert sorted(filter(None, steps[-1]["entries"])) == sorted(filter(None, owned)) and steps[-1]["chosen"] == expected[-1]

@@ -1,9 +1,15 @@
 """The stage `recover` with each of its teachers, in a real run."""
 
 import pytest
+import torch
 
+from compressor.deltas.links import Change
+from compressor.methods import Options, apply
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
+from pipelines.stages.recover.config import RecoverConfig
+from pipelines.stages.recover.preparing import prepare
+from tests.compressor.conftest import tiny
 from tests.tiny import write_pipeline
 
 FAST = {"learning_rate": 0.02, "batch_size": 8}
@@ -40,6 +46,24 @@ def test_every_teacher_gives_another_model(recovered):
     assert len({artifact.files["head.safetensors"] for artifact in made.values()}) == 4
     first = {name: artifact.metadata["losses"][0]["loss"] for name, artifact in made.items()}
     assert first["hidden"] > first["false"] and first["both"] > first["logits"]
+
+
+def test_another_method_freezes_adapters_that_outlived_a_full_recovery():
+    """Full merges the first group and leaves the second, whose name the next one must not take."""
+    model = tiny("bert", torch.float32)
+    apply(model, "lora", Options(rank=2, group="1"))
+    first, full, last = (RecoverConfig(**one) for one in ({"method": "adapter"}, {"method": "full"}, {"method": "lora"}))
+    prepare(model, first, "lora", lambda group: Options(bottleneck=4, group=group))
+    prepare(model, full, "adapter", lambda group: Options(group=group))
+    prepare(model, last, "full", lambda group: Options(rank=2, group=group))
+    groups = {type(module).__name__: module.group for module in model.modules() if isinstance(module, Change)}
+    assert groups == {"Adapter": "2", "LowRank": "3"}
+    trained = {type(module).__name__ for module in model.modules() if isinstance(module, Change) and moved(module)}
+    assert trained == {"LowRank"}
+
+
+def moved(module) -> bool:
+    return any(parameter.requires_grad for parameter in module.parameters())
 
 
 def test_true_means_logits(recovered):

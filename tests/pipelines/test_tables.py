@@ -12,7 +12,7 @@ from compressor.tasks.sources.glue import TASKS
 from compressor.tasks.task_kind import kind_for
 from pipelines.file.config import load_pipeline, recipe_files
 from pipelines.sweeps.sweep_summary import summarize
-from pipelines.sweeps.sweep_trials import SweepPlan
+from pipelines.sweeps.sweep_trials import SweepPlan, axes_of
 from pipelines.sweeps.table_file import Grid, read_table
 from pipelines.sweeps.trial_run import TrialOutcome
 from tests.pipelines.test_sweep import ROWS, measure_quality
@@ -210,3 +210,13 @@ def test_a_scale_names_rows_that_the_table_has(tmp_path):
     path.write_text("grid: {n: {few: {tune.rank: 1}, many: {tune.rank: 9}}}\nscales:\n  small:\n    grid: {n: [few, man]}\n")
     with pytest.raises(UserError, match=r"E120 .*:4: scales.small.grid.n: the table has no 'man' here. Did you mean 'many'"):
         read_table(path, "small")
+
+
+def test_a_grid_file_names_rows_that_the_table_has(tmp_path):
+    path, grid = tmp_path / "table.yaml", tmp_path / "grid.yaml"
+    path.write_text("grid: {n: {few: {tune.rank: 1}, many: {tune.rank: 9}}}\n")
+    grid.write_text("n: [many, mane]\n")
+    with pytest.raises(UserError, match=r"E120 .*grid.yaml:1: n: the table has no 'mane' here"):
+        axes_of([], grid, read_table(path, None))
+    grid.write_text("n: [many, few]\n")
+    assert axes_of([], grid, read_table(path, None)).axes == {"n": ["many", "few"]}

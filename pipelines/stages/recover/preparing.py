@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -32,7 +33,9 @@ def prepare(model: nn.Module, config: RecoverConfig, before: str, options_of: Ca
     if config.method == "same":
         set_trainable(model, base=False, groups=groups)
         return {"method": before}
-    row, options = method(config.method), options_of(str(len(groups) + 1))
+    # adapters and prefixes stay where a full recovery merged the deltas of groups before theirs
+    name = next(str(number) for number in itertools.count(len(groups) + 1) if str(number) not in groups)
+    row, options = method(config.method), options_of(name)
     apply(model, row.name, options)
     return {"method": row.name, **settings_of(row, options, model)}
 
