@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,15 +11,18 @@ from pipelines.sweeps.sweep_summary import Setting, Spread, SweepResult
 
 
 def figures_of(result: SweepResult) -> list[Figure]:
-    """One Pareto plot for every cost in which settings differ: the quality of the last stage, by its main metric."""
+    """One Pareto plot for every cost in which settings differ, and of a table for every column: the quality of the last stage,
+    by its main metric."""
     spreads = [spread for spread in result.spreads if spread.mean is not None]
     last = [spread for spread in spreads if (spread.stage, spread.metric) == main_metric(result)]
-    quality = {spread.setting: spread for spread in last}
-    figures = []
-    for number, (cost, costs) in enumerate(result.costs.items(), start=1):
+    columns = dict.fromkeys(spread.setting[1:] if result.table else () for spread in last)
+    figures: list[Figure] = []
+    for (cost, costs), column in itertools.product(result.costs.items(), columns):
+        quality = {spread.setting: spread for spread in last if not result.table or spread.setting[1:] == column}
         known = {setting: value for setting, value in costs.items() if setting in quality}
         if len(set(known.values())) > 1:
-            figures.append(_figure(f"pareto-{number}", cost, known, quality, result.falls))
+            title = f"Quality against {cost}{': ' if column else ''}{', '.join(column)}"
+            figures.append(_figure(f"pareto-{len(figures) + 1}", title, cost, known, quality, result.falls))
     return figures
 
 
@@ -36,7 +40,9 @@ def front(costs: Mapping[Setting, float], quality: Mapping[Setting, float]) -> l
     return best
 
 
-def _figure(name: str, cost: str, costs: Mapping[Setting, float], quality: Mapping[Setting, Spread], falls: bool) -> Figure:
+def _figure(
+    name: str, title: str, cost: str, costs: Mapping[Setting, float], quality: Mapping[Setting, Spread], falls: bool
+) -> Figure:
     means = {setting: quality[setting].mean or 0.0 for setting in costs}
     best = front(costs, {setting: -mean if falls else mean for setting, mean in means.items()})
     beaten = [setting for setting in costs if setting not in best]
@@ -51,7 +57,7 @@ def _figure(name: str, cost: str, costs: Mapping[Setting, float], quality: Mappi
         f"Mean {metric} after {stage} (whiskers: standard deviation over the runs) against {cost}: left and {good} is good. "
         "The line joins the settings that no other one beats in both."
     )
-    return Figure(name, f"Quality against {cost}", caption, data, layout(400, **axes) | {"showlegend": True}, wide=True)
+    return Figure(name, title, caption, data, layout(400, **axes) | {"showlegend": True}, wide=True)
 
 
 def _trace(

@@ -106,7 +106,8 @@ def _checked(
     data."""
     plan.check()
     pipeline = load_pipeline(path, overrides, plan.first, plan.data)
-    trials = plan.probes(pipeline) if plan.search else plan.trials(pipeline)
+    probes = plan.probes(pipeline) if plan.search else []
+    trials = [run for alternatives in probes for runs in alternatives for run in runs] if probes else plan.trials(pipeline)
     stages = (END,) if plan.grid.named and stage is None else measured(pipeline, until or last_model(pipeline), stage)
     if name is not None and not re.fullmatch(NAME_PATTERN, name):
         fix = "Use letters, digits, '_', '-' and '.', a letter or digit first"
@@ -116,7 +117,22 @@ def _checked(
     for trial in trials:
         check_folder(out, f"{folder.name}/{trial.name}")
     common = TrialJob("", pipeline, out.absolute(), until or "", stages)
-    return folder, pipeline, trials, JobMaker(path, plan, overrides, folder.name, common, [pipeline.all_tasks])
+    make = JobMaker(path, plan, overrides, folder.name, common, [pipeline.all_tasks])
+    sound = [run for alternatives in probes for run in _sound(alternatives, make)]
+    return folder, pipeline, sound or trials, make
+
+
+def _sound(alternatives: Sequence[list[SweepTrial]], make: JobMaker) -> list[SweepTrial]:
+    """The first alternative that is a sound pipeline on sound data. Raises the fault of the first if none is."""
+    faults: list[UserError | UserErrors] = []
+    for trials in alternatives:
+        try:
+            for trial in trials:
+                make(trial)
+            return trials
+        except (UserError, UserErrors) as error:
+            faults.append(error)
+    raise faults[0]
 
 
 def _run(jobs: Jobs, engine: Engine, board: TrialBoard, search: SearchTrials | None) -> dict[str, TrialOutcome]:

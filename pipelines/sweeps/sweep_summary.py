@@ -91,6 +91,8 @@ class SweepResult:
     """How many stages this command ran and reused, in words."""
     falls: bool = False
     """Whether smaller values of the main metric are better, in all trials."""
+    table: bool = False
+    """Whether its first key is the rows of a table: the others then are tasks, whose qualities are not compared."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -131,6 +133,7 @@ def summarize(
         _artifacts(outcomes.values()),
         next((outcome.main for outcome in outcomes.values() if outcome.main), ""),
         falls=all(outcome.falls for outcome in outcomes.values() if not outcome.error),
+        table=bool(plan.grid.named),
     )
 
 

@@ -112,12 +112,13 @@ class SweepPlan:
     def _trial(self, name: str, values: dict[str, Any], repeat: dict[str, Any]) -> SweepTrial:
         return SweepTrial(name, values, repeat, self.grid.presets(values), tuple(self.grid.named))
 
-    def probes(self, pipeline: Pipeline) -> list[SweepTrial]:
-        """Runs with which a search is checked before it starts: each value of a list and each end of a range occurs."""
+    def probes(self, pipeline: Pipeline) -> list[list[list[SweepTrial]]]:
+        """Runs with which a search is checked before it starts. One entry for each value of a list and each end of a range: the
+        runs of it with the first values of the other keys, then with their last ones; it must fit one of the two."""
         ends = {key: [axis.low, axis.high] if isinstance(axis, Range) else axis for key, axis in self.axes.items()}
-        first = {key: values[0] for key, values in ends.items()}
-        settings = [first, *({**first, key: value} for key, values in ends.items() for value in values[1:])]
-        return [run for values in settings for run in self.tried(0, values, pipeline)]
+        others = [{key: values[place] for key, values in ends.items()} for place in (0, -1)]
+        settings = [[{**other, key: value} for other in others] for key, values in ends.items() for value in values]
+        return [[self.tried(0, values, pipeline) for values in alternatives] for alternatives in settings]
 
     def check(self) -> None:
         """Raises UserError E115, E123 for options that do not fit together."""
@@ -151,15 +152,18 @@ class SweepPlan:
             return [(f"seed-{seed}", {"seed": seed}) for seed in range(pipeline.seed, pipeline.seed + self.seeds)]
         if self.subsets is None:
             return [("", {})]
-        for path, task in pipeline.all_tasks.items():
-            if task.subset is not None:
-                where = pipeline.source.where((*path, "subset"))
-                raise UserError(
-                    "E115", "the pipeline trains on a subset already", "Remove the key: the sweep draws its own", where
-                )
+        require_all_rows(pipeline)
         share = self.share or SHARE
         keys = [join_key((*path, "subset")) for path in pipeline.all_tasks]
         return [(f"subset-{seed}", {key: {"share": share, "seed": seed} for key in keys}) for seed in range(self.subsets)]
+
+
+def require_all_rows(pipeline: Pipeline) -> None:
+    """Raises UserError E115 for a task with a subset of its own, which that of a sweep would replace."""
+    for path, task in pipeline.all_tasks.items():
+        if task.subset is not None:
+            where = pipeline.source.where((*path, "subset"))
+            raise UserError("E115", "the pipeline trains on a subset already", "Remove the key: the sweep draws its own", where)
 
 
 def axes_of(overs: Sequence[str], grid: Path | None, table: Grid | None = None) -> Grid:

@@ -15,7 +15,8 @@ from typing import Any
 from compressor.errors import UserError
 from pipelines.file.config import TABLE_KEYS
 from pipelines.file.faults import nearest
-from pipelines.file.overrides import Preset
+from pipelines.file.overrides import Preset, split_key
+from pipelines.file.task_keys import names_path
 from pipelines.file.yaml_source import KeyPath, YamlSource, read_yaml
 from pipelines.sweeps.search_ranges import Range, read_range
 
@@ -74,6 +75,8 @@ def read_table(path: Path, scale: str | None) -> Grid:
         for axis in axes.keys() & grid.named.keys() - named.keys():
             require_known(axes[axis], grid.named[axis], source.where(("scales", scale, "grid", axis)))
         grid = grid.with_axes(axes, named)
+    for axis in grid.axes.keys() - grid.named.keys():
+        _require_no_files(axis, grid.axes[axis], source)
     keys = {key: value for key, value in chosen.items() if key not in TABLE_KEYS}
     repeats = {key: chosen.get(key, data.get(key)) for key in ("seeds", "subsets")}
     for key, count in repeats.items():
@@ -81,6 +84,15 @@ def read_table(path: Path, scale: str | None) -> Grid:
             place = ("scales", scale, key) if key in chosen else (key,)
             raise UserError("E120", f"{key} is no number of 2 or more", "Write e.g. seeds: 5", source.where(place))
     return Grid(grid.axes, grid.named, ((f"scale {scale}" if scale else "table", keys),), **repeats)
+
+
+def _require_no_files(key: str, values: list[Any] | Range, source: YamlSource) -> None:
+    """Raises UserError E120 for a plain key of a table that names files: it is set as by --set, from the current folder."""
+    listed = [] if isinstance(values, Range) else values
+    model = key == "model" and any(isinstance(value, str) and value.startswith((".", "~")) for value in listed)
+    if model or names_path(tuple(split_key(key) or [key])):
+        fix = f"Write named rows, whose paths are those of the table: {key.split('.')[0]}: {{NAME: {{{key}: FILE}}, ...}}"
+        raise UserError("E120", f"'{key}' names files, and its values have no names", fix, source.where(("grid",)))
 
 
 def require_known(values: list[Any] | Range, names: Mapping[str, Any], where: str) -> None:

@@ -12,7 +12,7 @@ from compressor.tasks.reading import check_data
 from compressor.text_files import read_text
 from pipelines.file.config import Pipeline, load_pipeline
 from pipelines.file.yaml_source import PIPELINE
-from pipelines.sweeps.sweep_trials import SweepPlan, SweepTrial
+from pipelines.sweeps.sweep_trials import SweepPlan, SweepTrial, require_all_rows
 from pipelines.sweeps.trial_run import END, TrialJob, naming
 
 
@@ -36,9 +36,10 @@ class JobMaker:
 
     def __call__(self, trial: SweepTrial) -> TrialJob:
         """The job, its pipeline and data checked. Raises UserError E1xx, E2xx."""
-        settings = [*self.overrides, *trial.settings]
-        own = load_pipeline(self.path, settings, trial.presets, self.plan.data, self.text)
+        own = self._pipeline(trial)
         with naming(trial.name):
+            if self.plan.subsets is not None:  # columns of a table have tasks of their own
+                require_all_rows(self._pipeline(replace(trial, repeat={})))
             if own.all_tasks not in self.checked:
                 for task in own.all_tasks.values():
                     check_data(task)
@@ -50,6 +51,9 @@ class JobMaker:
             own.number(until, "--until")
         run = replace(own, name=f"{self.folder}/{trial.name}")
         return replace(self.common, name=trial.name, pipeline=run, until=until)
+
+    def _pipeline(self, trial: SweepTrial) -> Pipeline:
+        return load_pipeline(self.path, [*self.overrides, *trial.settings], trial.presets, self.plan.data, self.text)
 
 
 def last_model(pipeline: Pipeline) -> str:

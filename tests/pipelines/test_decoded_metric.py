@@ -122,6 +122,18 @@ def test_the_front_of_a_metric_that_falls_is_below():
         assert figure.data[0]["text"] == front and f"left and {'low' if falls else 'high'} is good" in figure.caption
 
 
+def test_columns_of_a_table_have_a_front_each():
+    """The quality of one task beats that of no other."""
+    scores = {("lora", "sst2"): 0.80, ("lora", "stsb"): 0.85, ("vera", "sst2"): 0.79, ("vera", "stsb"): 0.70}
+    spreads = [Spread(END, SCORE, setting, 1, value, 0.0, value, value, (value,)) for setting, value in scores.items()]
+    costs = {"bytes": {setting: 100.0 if setting[0] == "lora" else 10.0 for setting in scores}}
+    one, other = figures_of(SweepResult(None, ("method", "task"), spreads, [], costs, main=SCORE, table=True))
+    assert one.data[0]["text"] == ["vera, sst2", "lora, sst2"] and one.title == "Quality against bytes: sst2"
+    assert other.data[0]["text"] == ["vera, stsb", "lora, stsb"] and other.title.endswith("stsb")
+    (together,) = figures_of(SweepResult(None, ("method", "task"), spreads, [], costs, main=SCORE))
+    assert together.data[0]["text"] == ["vera, sst2", "lora, stsb"]
+
+
 @pytest.mark.parametrize(
     ("task", "stages", "says"),
     [

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from compressor.errors import UserError
+from compressor.errors import UserError, UserErrors
 from pipelines.file.config import load_pipeline
 from pipelines.sweeps.pareto import main_metric
 from pipelines.sweeps.proposals import RANDOM, Tried, propose
 from pipelines.sweeps.search_ranges import Range, read_range
 from pipelines.sweeps.search_summary import SearchScore, SearchSummary, search_figure
 from pipelines.sweeps.search_trials import RECORD, SearchTrials
-from pipelines.sweeps.sweep import sweep
+from pipelines.sweeps.sweep import _checked, sweep
 from pipelines.sweeps.sweep_files import FILES
 from pipelines.sweeps.sweep_trials import Search, SweepPlan, axes_of
 from pipelines.sweeps.table_file import Grid
@@ -387,6 +387,21 @@ def test_a_range_whose_end_the_pipeline_refuses(project, out):
     with pytest.raises(UserError, match=r"E115 --search: no key to choose values for"):
         go(project, out, over=[])
     assert not out.exists()
+
+
+def test_an_end_that_fits_other_values_than_the_first_is_no_error(tmp_path):
+    """A burn-in of 40 steps does not fit the first 20 steps, but 100."""
+    child = {"method": "child_tuning", "child": "pruning", "budget": 0.1, "burn_in": 5, "steps": 20}
+    path = write_pipeline(tmp_path, stages=[{"tune": child}], rows=16)
+
+    def checked(*overs):
+        plan = SweepPlan(axes_of(overs, None), search=Search(5))
+        return _checked(path, plan, tmp_path / "out", None, (), None, None)[2]
+
+    found = [trial.values for trial in checked("tune.burn_in=10..40", "tune.steps=20..100")]
+    assert {"tune.burn_in": 40, "tune.steps": 100} in found and {"tune.burn_in": 40, "tune.steps": 20} not in found
+    with pytest.raises(UserErrors, match="E4"):
+        checked("tune.burn_in=10..400", "tune.steps=20..100")
 
 
 def test_a_grid_file_may_have_ranges(tmp_path):

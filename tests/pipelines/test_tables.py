@@ -220,3 +220,21 @@ def test_a_grid_file_names_rows_that_the_table_has(tmp_path):
         axes_of([], grid, read_table(path, None))
     grid.write_text("n: [many, few]\n")
     assert axes_of([], grid, read_table(path, None)).axes == {"n": ["many", "few"]}
+
+
+def test_files_of_a_table_are_named_rows(tmp_path):
+    """As values of a plain key they would be those of the current folder, whatever the table's folder and --folder are."""
+    path = tmp_path / "table.yaml"
+    for key, value in (("task.train", "[a.tsv, b.tsv]"), ("model", "[./a, ./b]")):
+        path.write_text(f"name: table\ngrid:\n  {key}: {value}\n")
+        with pytest.raises(UserError, match=rf"E120 .*:2: grid: '{key}' names files.* Write named rows"):
+            read_table(path, None)
+    path.write_text("grid: {model: [package:a/b, c/d]}\n")
+    assert read_table(path, None).axes == {"model": ["package:a/b", "c/d"]}
+
+
+def test_a_column_with_a_subset_of_its_own_is_not_drawn_from_again(table, compress, out):
+    own = TABLE.replace("metric: matthews", "subset: {share: 0.5}").replace("    seeds: 2\n", "")
+    table.write_text(own)
+    code, _, error = compress("sweep", table, "--scale", "small", "--subsets", 2, "--out", out)
+    assert code == 2 and "E115" in error and "trains on a subset already" in error
