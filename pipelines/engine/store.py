@@ -56,17 +56,7 @@ def lock(path: Path, on_wait: Callable[[str], None] | None = None) -> Iterator[N
     The kernel releases it when the process ends, in whatever way. When another process holds it: raises Locked, or, with
     `on_wait`, calls that with the holder's pid and waits.
     """
-    while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            _acquire(handle, on_wait)
-        except BaseException:
-            os.close(handle)
-            raise
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(handle), path.stat()):
-                break
-        os.close(handle)  # its holder deleted it between our open and our lock
+    handle = _opened(path, lambda handle: _acquire(handle, on_wait))
     try:
         os.ftruncate(handle, 0)
         os.pwrite(handle, str(os.getpid()).encode(), 0)
@@ -79,17 +69,7 @@ def lock(path: Path, on_wait: Callable[[str], None] | None = None) -> Iterator[N
 @contextlib.contextmanager
 def shared_lock(path: Path) -> Iterator[None]:
     """Hold the file at `path` together with other processes; `lock` of it waits for all of them. The last one removes it."""
-    while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_SH)
-        except BaseException:
-            os.close(handle)
-            raise
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(handle), path.stat()):
-                break
-        os.close(handle)  # its last holder deleted it between our open and our lock
+    handle = _opened(path, lambda handle: fcntl.flock(handle, fcntl.LOCK_SH))
     try:
         yield
     finally:
@@ -97,6 +77,21 @@ def shared_lock(path: Path) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink(missing_ok=True)
         os.close(handle)
+
+
+def _opened(path: Path, acquire: Callable[[int], None]) -> int:
+    """A handle of the file at `path`, made if it is missing, once `acquire` has locked it and it still is the one at `path`."""
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            acquire(handle)
+        except BaseException:
+            os.close(handle)
+            raise
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(handle), path.stat()):
+                return handle
+        os.close(handle)  # its holder deleted it between our open and our lock
 
 
 def _acquire(handle: int, on_wait: Callable[[str], None] | None) -> None:
