@@ -156,9 +156,10 @@ ARMS: dict[str, Callable[[Cell, Callable[[], str]], list[dict]]] = {
     "refit-4096": lambda cell, teacher: [cell.pruned(refit=4096)],
     "refit-4096 in three cuts": lambda cell, teacher: [cell.pruned(4096, speedup) for speedup in _between(cell)],
     "refit by reconstruction": lambda cell, teacher: [cell.pruned(criterion="reconstruction")],
+    "refit-4096 by reconstruction": lambda cell, teacher: [cell.pruned(4096, criterion="reconstruction")],
 }
 """Name -> the stages that follow the dense model. The first six recover in different ways, the next change one thing of
-`labels`, the last five do not train at all."""
+`labels`, the last six do not train at all."""
 
 
 @dataclass(frozen=True)
