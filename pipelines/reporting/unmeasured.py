@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 from compressor.cost import shape_of
 from compressor.deltas.links import merge_all
 from compressor.models.modules import STRUCTURES
-from compressor.pruning.weights import densities_apart, nonzeros
+from compressor.pruning.weights import nonzeros
 from compressor.tasks.task_kind import Metric, kind_for
 from pipelines.engine.environment import machine
 from pipelines.engine.stage import Artifact, Inputs, Stage
@@ -29,7 +27,7 @@ from pipelines.reporting.gather import (
 )
 from pipelines.reporting.generated import changed, difference_in_words, generated_record, scores_of
 from pipelines.reporting.summary import comparison_row, quality_cell, relative, trainable_row
-from pipelines.stages.loading import load_model
+from pipelines.stages.loading import density_of, load_model
 
 
 def gather_unmeasured(inputs: Inputs, stage: Stage, why: str) -> Record:
@@ -74,13 +72,13 @@ def gather_unmeasured(inputs: Inputs, stage: Stage, why: str) -> Record:
 def _record(artifact: Artifact, inputs: Inputs) -> Record:
     """Quality and sizes of one model; merged, so that its deltas do not count, unless that would fill what its masks hide."""
     model = load_model(artifact, inputs.base)
-    shape, apart = shape_of(model), densities_apart(model)
+    shape, density = shape_of(model), density_of(artifact, model)
     return {
         "quality": artifact.metadata["quality"],
         "parameters": shape.parameters,
         "tunable": shape.parameters - shape.inserted,
-        "nonzeros": nonzeros(model if apart else merge_all(model)),
-        "density": artifact.metadata.get("density") or [asdict(row) for row in apart],
+        "nonzeros": nonzeros(model if density else merge_all(model)),
+        "density": density,
         "flops": shape.flops(inputs.task.max_length),
         "layers": [{name: layer.units(name) for name in STRUCTURES} for layer in shape.layers],
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import nn
 from compressor.checkpoint import load, load_state, save_state
 from compressor.compression import compression_of
 from compressor.pruning.surgery import kept_of
+from compressor.pruning.weights import densities_apart
 from compressor.tasks import TaskConfig
 from compressor.tasks.data import Data, MetricInputs, TokenRows, read_data, read_test_rows
 from compressor.tasks.features import Forward, metric_inputs_of, predict, torch_forward
@@ -33,6 +35,14 @@ def load_model(artifact: Artifact, base: BaseModelReference, seed: int = 0) -> n
     `seed` sets torch's random state, which new deltas are drawn from afterwards.
     """
     return load(artifact.folder) if artifact.metadata["merged"] else load_state(artifact.folder, base.folder, seed=seed)
+
+
+def density_of(artifact: Artifact, model: nn.Module) -> list[dict[str, Any]]:
+    """Densities of an artifact's model by pattern, of its merge or, where a merge would fill what masks hide, before it.
+
+    None for other models, whose non-zeros are counted after a merge.
+    """
+    return artifact.metadata.get("density") or [asdict(row) for row in densities_apart(model)]
 
 
 def predict_rows(

@@ -55,7 +55,8 @@ def sweep(
     raises; UserErrors when every trial failed by a mistake of the user.
     """
     folder, pipeline, trials, make = _checked(path, plan, out, name, overrides, until, stage)
-    stages, jobs = make.common.stages, [make(trial) for trial in trials]
+    # those of a search are made when its trials are chosen
+    stages, jobs = make.common.stages, [make(trial) for trial in (trials[:1] if plan.search else trials)]
     with _held(folder):
         for file in FILES:  # left by an earlier sweep
             (folder / file).unlink(missing_ok=True)

@@ -14,9 +14,9 @@ from typing import Any
 from compressor.errors import UserError
 from pipelines.file.config import Pipeline
 from pipelines.file.overrides import Preset, join_key, split_key
-from pipelines.file.yaml_source import parse, read_yaml
+from pipelines.file.yaml_source import parse
 from pipelines.sweeps.search_ranges import Range, read_range
-from pipelines.sweeps.table_file import Axes, Grid, read_grid, require_known, require_once, shown_value
+from pipelines.sweeps.table_file import Axes, Grid, read_grid, require_once, shown_value
 
 SHARE = 0.9
 """Share of the training rows in each random subset, as in the SAM paper (Fu et al., 2023, tables 1 and 2)."""
@@ -173,10 +173,7 @@ def axes_of(overs: Sequence[str], grid: Path | None, table: Grid | None = None) 
     """
     found = table or Grid()
     if grid:
-        more = read_grid(grid)
-        for axis in more.axes.keys() & found.named.keys() - more.named.keys():
-            require_known(more.axes[axis], found.named[axis], read_yaml(grid).where((axis,)))
-        found = found.with_axes(more.axes, more.named)
+        found = read_grid(grid, found)
     for over in overs:
         key, equals, text = over.partition("=")
         mark = f"--over {over}"

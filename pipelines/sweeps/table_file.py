@@ -48,9 +48,12 @@ class Grid:
         return Grid(self.axes | axes, {**self.named, **named}, self.common, self.seeds, self.subsets)
 
 
-def read_grid(path: Path) -> Grid:
-    """The file of `--grid`. Raises UserError E115, E120, E123, and E101 or E106 of its YAML."""
-    return Grid(*_axes(read_yaml(path), ()))
+def read_grid(path: Path, table: Grid) -> Grid:
+    """A table's grid (or an empty one) with the axes of the file of `--grid`.
+
+    Raises UserError E115, E120, E123, and E101 or E106 of its YAML.
+    """
+    return _extended(table, read_yaml(path), ())
 
 
 def read_table(path: Path, scale: str | None) -> Grid:
@@ -71,12 +74,10 @@ def read_table(path: Path, scale: str | None) -> Grid:
     chosen = _mapping(source, ("scales", scale)) if scale else {}
     grid = Grid(*_axes(source, ("grid",))) if "grid" in data else Grid()
     if "grid" in chosen:
-        axes, named = _axes(source, ("scales", scale, "grid"))
-        for axis in axes.keys() & grid.named.keys() - named.keys():
-            require_known(axes[axis], grid.named[axis], source.where(("scales", scale, "grid", axis)))
-        grid = grid.with_axes(axes, named)
-    for axis in grid.axes.keys() - grid.named.keys():
-        _require_no_files(axis, grid.axes[axis], source)
+        grid = _extended(grid, source, ("scales", scale, "grid"))
+    for axis, values in grid.axes.items():
+        if axis not in grid.named:
+            _require_no_files(axis, values, source)
     keys = {key: value for key, value in chosen.items() if key not in TABLE_KEYS}
     repeats = {key: chosen.get(key, data.get(key)) for key in ("seeds", "subsets")}
     for key, count in repeats.items():
@@ -84,6 +85,15 @@ def read_table(path: Path, scale: str | None) -> Grid:
             place = ("scales", scale, key) if key in chosen else (key,)
             raise UserError("E120", f"{key} is no number of 2 or more", "Write e.g. seeds: 5", source.where(place))
     return Grid(grid.axes, grid.named, ((f"scale {scale}" if scale else "table", keys),), **repeats)
+
+
+def _extended(grid: Grid, source: YamlSource, path: KeyPath) -> Grid:
+    """The grid with the axes at a path of a file. Raises UserError E120 where a list for named rows names others."""
+    axes, named = _axes(source, path)
+    for axis, values in axes.items():
+        if axis in grid.named and axis not in named:
+            _require_known(values, grid.named[axis], source.where((*path, axis)))
+    return grid.with_axes(axes, named)
 
 
 def _require_no_files(key: str, values: list[Any] | Range, source: YamlSource) -> None:
@@ -95,7 +105,7 @@ def _require_no_files(key: str, values: list[Any] | Range, source: YamlSource) -
         raise UserError("E120", f"'{key}' names files, and its values have no names", fix, source.where(("grid",)))
 
 
-def require_known(values: list[Any] | Range, names: Mapping[str, Any], where: str) -> None:
+def _require_known(values: list[Any] | Range, names: Mapping[str, Any], where: str) -> None:
     """Raise UserError E120 for a row or column that the table has not."""
     for value in [values] if isinstance(values, Range) else values:
         if not isinstance(value, str) or value not in names:

@@ -41,9 +41,9 @@ def wait(process: multiprocessing.Process) -> int:
     return process.exitcode
 
 
-def until(path: Path, process: multiprocessing.Process) -> None:
-    """Return when `process` has made `path`."""
+def until(path: Path, process: multiprocessing.Process, says: str = "") -> None:
+    """Return when `process` has made the file `path`, and written `says` in it."""
     deadline = time.monotonic() + 60
-    while not path.exists():
+    while not path.exists() or says not in path.read_text():
         assert process.is_alive() and time.monotonic() < deadline, f"{path} never came"
         time.sleep(0.005)

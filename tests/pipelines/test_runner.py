@@ -5,7 +5,6 @@ import os
 import random
 import signal
 import sys
-import time
 
 import pytest
 import torch
@@ -279,10 +278,7 @@ def test_two_runs_that_share_a_store_make_each_artifact_once(project, out, tmp_p
     until(out / "hanging", process)
     said = tmp_path / "said-by-other"
     other = start(said, go, project, out, "name=other")
-    deadline = time.monotonic() + 60
-    while f"waiting for process {process.pid}" not in (said.read_text() if said.exists() else ""):
-        assert other.is_alive() and time.monotonic() < deadline
-        time.sleep(0.005)
+    until(said, other, f"waiting for process {process.pid}")
     (out / "trouble-tune").unlink()
     assert wait(process) == wait(other) == 0
     assert sorted(calls(out)) == sorted([*IDS, "report"])
@@ -299,10 +295,7 @@ def test_an_artifact_that_another_run_uses_is_not_replaced_before_its_end(projec
     [made] = (out / ".store").glob("tune-*")
     before = made.stat().st_ino
     other = start(said, go, project, out, "name=other", force=["tune"], until="tune")
-    deadline = time.monotonic() + 60
-    while IN_USE not in (said.read_text() if said.exists() else ""):
-        assert other.is_alive() and time.monotonic() < deadline
-        time.sleep(0.005)
+    until(said, other, IN_USE)
     assert made.stat().st_ino == before
     (out / "trouble-prune").unlink()
     assert wait(process) == wait(other) == 0

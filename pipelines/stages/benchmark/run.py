@@ -6,7 +6,7 @@ import itertools
 import json
 import tempfile
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from compressor.deltas.links import merge_all
 from compressor.models.first_token import reads_first_token
 from compressor.models.hub import end_id
 from compressor.models.modules import STRUCTURES
-from compressor.pruning.weights import densities_apart, nonzeros
+from compressor.pruning.weights import nonzeros
 from compressor.tasks.data import Data, MetricInputs
 from compressor.tasks.features import model_rows, torch_forward
 from export.latency.core_time import disturbance
@@ -31,7 +31,7 @@ from export.runtimes.runtime_registry import RUNTIMES, packages_of
 from pipelines.engine.environment import machine
 from pipelines.engine.stage import Inputs, Workspace
 from pipelines.stages.benchmark.config import STAGE, BenchmarkConfig
-from pipelines.stages.loading import judge_rows, load_data, load_model
+from pipelines.stages.loading import density_of, judge_rows, load_data, load_model
 from pipelines.stages.recover.config import CONTROL
 from pipelines.stages.recover.control import control_of, metric_inputs_of_control
 
@@ -233,7 +233,7 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
         for row in skipped:
             workspace.say(f"{row.name} is not measured: {row.why_left_out}")
         models = {"dense": dense, "compressed": load_model(merged, inputs.base)}
-        density = merged.metadata.get("density") or [asdict(row) for row in densities_apart(models["compressed"])]
+        density = density_of(merged, models["compressed"])
         if not density:
             merge_all(models["compressed"])
         facts = (shape_of, nonzeros, reads_first_token)
