@@ -21,8 +21,9 @@ def load(folder=None, *, base=None, delta=None):
     """
     if delta is None:
         from compressor import checkpoint, runs
+        from compressor.run_store import is_run
 
-        reader = runs if runs.is_run(Path(folder)) else checkpoint
+        reader = runs if is_run(Path(folder)) else checkpoint
         return reader.load(Path(folder), base=base)
     from compressor.storage import live
 

@@ -1,37 +1,19 @@
-"""The last model of a run folder, such as runs/quickstart: located through its lock file and checked against it.
-
-A pipeline writes these files; they are validated as strictly as any untrusted file.
-"""
+"""The last model of a run folder, such as runs/quickstart, loaded."""
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import yaml
+from typing import TYPE_CHECKING
 
 from compressor import checkpoint
-from compressor.digests import sha256_of
 from compressor.errors import UserError
-from compressor.run_store import STORE, store_of
+from compressor.run_store import last_model
 
 if TYPE_CHECKING:
     from torch import nn
 
-LOCK_FILE, MANIFEST, RUN_FILE = "pipeline.lock.yaml", "artifact.json", "run.json"
-MOST_BYTES, MOST_DEPTH = 2**26, 40
-"""Largest size and nesting of a lock file or a manifest."""
-NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-"""Pattern of the name of a run, an artifact or a file in one, so that it cannot lead to another folder."""
-SHA256 = re.compile(r"[0-9a-f]{64}")
-
-
-def is_run(folder: Path) -> bool:
-    """Whether this is the folder of a pipeline run."""
-    return (folder / LOCK_FILE).is_file()
+RUN_FILE = "run.json"
 
 
 def load(folder: Path, base: Path | str | None = None) -> nn.Module:
@@ -40,90 +22,11 @@ def load(folder: Path, base: Path | str | None = None) -> nn.Module:
     `base` is the pretrained model where that is needed, by default where the run found it. Raises UserError E805 (the run
     has no model, or its artifact is gone), E305 (a damaged lock or artifact), and what `compressor.checkpoint.load` raises.
     """
-    lock = _lock(folder / LOCK_FILE)
-    row, store = _last_model(lock, folder)
-    place = store / row["artifact"]
-    if not place.is_dir():
-        what = f"its artifact {row['artifact']} is gone"
-        raise UserError("E805", what, f"Run the pipeline again, or keep {STORE} beside the run's folder", str(store))
-    _verify(place, row["files"])
-    if not any(name in row["files"] for name in (checkpoint.STATE_FILE, "config.json")):
+    found = last_model(folder)
+    if not {checkpoint.STATE_FILE, "config.json"} & found.files:
         fix = f"Load one of its tasks: compressor.load(BASE, delta='{folder}/tasks/NAME.safetensors')"
         raise UserError("E805", "this run trained many tasks together and has no single model", fix, str(folder))
-    return checkpoint.load(place, base=base or _base(folder, lock.get("model")))
-
-
-def _last_model(lock: Mapping[str, Any], folder: Path) -> tuple[dict[str, Any], Path]:
-    """The lock's entry of the last model artifact, and the store. Raises UserError E305, E805."""
-    name, rows = lock.get("name"), lock.get("stages")
-    parts = name.split("/") if isinstance(name, str) else []
-    if not parts or not all(NAME.fullmatch(part) for part in parts) or len(parts) > 2 or not isinstance(rows, list):
-        raise _damaged(LOCK_FILE, folder)
-    models = [row for row in rows if isinstance(row, Mapping) and row.get("kind") == "model"]
-    if not models:
-        raise UserError("E805", "this run has produced no model", "Run its stages up to tune, or to merge", str(folder))
-    row = models[-1]
-    artifact, files = row.get("artifact"), row.get("files")
-    sound = isinstance(artifact, str) and NAME.fullmatch(artifact) and isinstance(files, Mapping) and files
-    if not sound or not all(_is_file(name, sha256) for name, sha256 in files.items()):
-        raise _damaged(LOCK_FILE, folder)
-    return dict(row), store_of(folder, name, artifact)
-
-
-def _lock(path: Path) -> dict[str, Any]:
-    """Read the lock file as plain data. Raises UserError E305."""
-    try:
-        content = path.read_bytes() if path.stat().st_size <= MOST_BYTES else b""
-        lock = _plain(content.decode())
-    except (OSError, ValueError, RecursionError, yaml.YAMLError):
-        lock = None
-    if not isinstance(lock, dict):
-        raise _damaged(path.name, path.parent)
-    return lock
-
-
-def _plain(text: str) -> Any:
-    """Parse YAML as written by a run. Raises ValueError for aliases, which multiply, and for depth: libyaml's fast parser
-    ends the process over a million brackets. Raises YAMLError."""
-    loader, depth = getattr(yaml, "CSafeLoader", yaml.SafeLoader), 0
-    for event in yaml.parse(text, Loader=loader):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > MOST_DEPTH or isinstance(event, yaml.AliasEvent):
-            raise ValueError
-    return yaml.load(text, Loader=loader)
-
-
-def _is_file(name: object, sha256: object) -> bool:
-    """Whether `name` is a path below an artifact's folder, and `sha256` a checksum."""
-    parts = name.split("/") if isinstance(name, str) else [""]
-    return all(NAME.fullmatch(part) for part in parts) and isinstance(sha256, str) and SHA256.fullmatch(sha256) is not None
-
-
-def _verify(place: Path, files: Mapping[str, str]) -> None:
-    """Check that the artifact is the one that the run made: lock, manifest and file contents must agree.
-
-    Raises UserError E305.
-    """
-    manifest = place / MANIFEST
-    try:
-        listed = json.loads(manifest.read_bytes())["files"] if manifest.stat().st_size <= MOST_BYTES else {}
-        recorded = {name: file["sha256"] for name, file in listed.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise _damaged(MANIFEST, place) from None
-    if recorded != files:
-        raise UserError("E305", f"{MANIFEST} does not match the run's lock file", "Run the pipeline again", str(place))
-    for name in sorted(_changed(place, files)):
-        raise UserError("E305", f"{name} has changed since the run", "Run the pipeline again", str(place))
-
-
-def _changed(place: Path, files: Mapping[str, str]) -> Iterator[str]:
-    for name, sha256 in files.items():
-        try:
-            same = not (place / name).is_symlink() and sha256_of(place / name) == sha256
-        except OSError:
-            same = False
-        if not same:
-            yield name
+    return checkpoint.load(found.folder, base=base or _base(folder, found.lock.get("model")))
 
 
 def _base(folder: Path, model: object) -> str | None:
@@ -136,7 +39,3 @@ def _base(folder: Path, model: object) -> str | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return place if isinstance(place, str) and "\0" not in place and Path(place).is_dir() else None
-
-
-def _damaged(name: str, folder: Path) -> UserError:
-    return UserError("E305", f"{name} cannot be read", "Run the pipeline again: what is finished is kept", str(folder))

@@ -22,6 +22,7 @@ from compressor.models.files.model_folder import CONFIG, TOKENIZER_FILES, TRIAL,
 from compressor.models.files.weight_files import FLOATS, INDEX, WEIGHTS, StoredTensor, stored_tensors, weight_names
 from compressor.models.row_file import row_digest, row_entry, row_in
 from compressor.models.tasks_table import HEAD_TASKS, task_of_class
+from compressor.run_store import is_run, last_model
 from compressor.text_files import from_home
 
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ class Reference:
 def resolve(reference: str, relative_to: Path = Path()) -> Reference:
     """Find the folder of `reference`: `package:NAME/PATH`, a folder (relative to `relative_to`), or a hub id.
 
-    Raises UserError E303 (not found), E304 (not whole, damaged, or pruned already), E301 (architecture).
+    Raises UserError E303 (not found), E304 (not whole, damaged, or pruned already), E301 (architecture), and of the folder of
+    a run E305, E805.
     """
     folder = find_folder(reference, relative_to)
     with door("E304", f"model '{reference}'"):
@@ -56,15 +58,26 @@ def resolve(reference: str, relative_to: Path = Path()) -> Reference:
 
 
 def find_folder(reference: str, relative_to: Path = Path()) -> Path:
-    """The folder of a reference, without checking its contents. Raises UserError E303."""
+    """The folder of a reference, without checking its contents; for that of a run, the merged model that the run made.
+
+    Raises UserError E303, and of the folder of a run E305, E805.
+    """
     if reference.startswith("package:"):
         return _package_folder(reference)
     local = relative_to / from_home(reference)
     if os.path.isdir(local):  # Path.is_dir raises where the name is too long to be one, here and below
-        return local.resolve()
+        return _merged_model(local) if is_run(local) else local.resolve()
     if reference.startswith((".", "/", "~")) or reference.count("/") != 1:
         raise UserError("E303", f"model '{reference}': no such folder", "Give a folder, a hub id or package:NAME/PATH")
     return _hub_folder(reference)
+
+
+def _merged_model(run: Path) -> Path:
+    """The checkpoint that a run ended with."""
+    found = last_model(run)
+    if CONFIG not in found.files:
+        raise UserError("E805", "this run has no merged model", "End its pipeline with a merge, and run it again", str(run))
+    return found.folder.resolve()
 
 
 def _package_folder(reference: str) -> Path:

@@ -19,7 +19,9 @@ class PipelineFile(BaseModel):
 
     name: str = Field(pattern=NAME_PATTERN, max_length=limits.NAME, description="name of the run's folder")
     model: str = Field(
-        min_length=1, max_length=limits.REFERENCE, description="pretrained: a hub id, a folder, or package:NAME/PATH"
+        min_length=1,
+        max_length=limits.REFERENCE,
+        description="pretrained: a hub id, a folder (or that of a run with a merge), package:NAME/PATH",
     )
     architecture: Path | None = Field(
         default=None,

@@ -9,7 +9,7 @@ import yaml
 
 import compressor
 from compressor.errors import UserError
-from compressor.models.hub import tokenizer_of
+from compressor.models.hub import resolve, tokenizer_of
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
 from tests.tiny import write_pipeline
@@ -61,6 +61,14 @@ def test_a_run_in_a_subfolder_finds_the_store_of_all(runs):
     lock = runs / "sweep" / "a" / "pipeline.lock.yaml"
     lock.write_text(lock.read_text().replace("name: tiny\n", "name: sweep/a\n", 1))
     assert compressor.load(runs / "sweep" / "a").config.per_layer_config
+
+
+def test_a_run_whose_model_is_not_an_ordinary_one_is_no_base(made):
+    """A pipeline's `model` or `teacher`, named by the folder of a run, is what its merge made."""
+    with pytest.raises(UserError, match=r"E805 .*unmerged: this run has no merged model. End its pipeline with a merge"):
+        resolve(str(made / "runs" / "unmerged"))
+    with pytest.raises(UserError, match=r"E304 .*pruned"):
+        resolve(str(made / "runs" / "tiny"))
 
 
 def test_a_link_to_a_run_is_as_good_as_its_folder(runs, tmp_path):

@@ -215,6 +215,15 @@ def test_another_model_teaches_with_its_own_tokenizer(go, project):
     assert made.metadata["control"]["losses"][0]["loss"] < again.metadata["control"]["losses"][0]["loss"]
 
 
+def test_the_merged_model_of_a_run_teaches(go, project, store):
+    """Named by the folder of its run, wherever its artifact lies."""
+    path = write_pipeline(project.parent / "larger", stages=[TUNE, {"merge": None}], rows=40)
+    merged = run_pipeline(load_pipeline(path, ["name=larger"]), store).artifacts["merge"]
+    by_run = go(project, f"recover.teacher={store / 'larger'}", "recover.steps=10")
+    assert by_run.metadata["teacher"]["reference"] == str(store / "larger")
+    assert go(project, f"recover.teacher={merged.folder}", "recover.steps=10").folder == by_run.folder
+
+
 def test_a_teacher_of_other_labels_is_refused(project):
     write_teacher(project.parent / "teacher", id2label={0: "class1", 1: "class0"}, label2id={"class1": 0, "class0": 1})
     pipeline = load_pipeline(project, [f"recover.teacher={project.parent / 'teacher'}"])
