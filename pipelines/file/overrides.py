@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from compressor.errors import UserError
 from compressor.tasks.sources.hub_set import is_hub
@@ -71,6 +71,13 @@ def stage_ids(source: YamlSource) -> dict[int, str]:
         ids[place], last[name] = candidate, number
         taken.add(candidate)
     return dict(sorted(ids.items()))
+
+
+def stage_paths(source: YamlSource) -> dict[str, KeyPath]:
+    """Id of every stage -> where its config stands."""
+    return {
+        entry_id: ("stages", place, next(iter(source.data["stages"][place]))) for place, entry_id in stage_ids(source).items()
+    }
 
 
 def override(source: YamlSource, text: str) -> None:
@@ -150,17 +157,15 @@ def _path_of(source: YamlSource, names: list[str], mark: str) -> KeyPath:
 
 def _start_of(source: YamlSource, parts: list[str], mark: str) -> tuple[KeyPath, list[str]]:
     """Where an override begins (a top-level key, or a stage by its id), and the remaining parts of its key."""
-    ids = {entry_id: place for place, entry_id in stage_ids(source).items()}
-    first = parts[0]
+    paths, first = stage_paths(source), parts[0]
     if first in PipelineFile.model_fields and parts != ["stages"]:
         return (first,), parts[1:]
-    if first not in ids:
-        keys = [*ids, *(key for key in PipelineFile.model_fields if key != "stages")]
+    if first not in paths:
+        keys = [*paths, *(key for key in PipelineFile.model_fields if key != "stages")]
         raise UserError("E109", f"neither a stage nor a key is called '{first}'", _advice(first, keys), mark)
-    place = ids[first]
     if len(parts) == 1:
         raise UserError("E109", f"'{first}' is a whole stage", f"Set one of its keys: {first}.KEY=VALUE", mark)
-    return ("stages", place, next(iter(source.data["stages"][place]))), parts[1:]
+    return paths[first], parts[1:]
 
 
 def _step(source: YamlSource, path: KeyPath, part: str, mark: str) -> KeyPath:
@@ -192,10 +197,16 @@ def _from_here(path: KeyPath, value: Any) -> Any:
         return {name: _from_here((*path, name), inner) for name, inner in value.items()}
     if not isinstance(value, str) or is_hub(value):
         return value
-    name = path[2] if path[0] == "stages" and len(path) > 2 else None
-    of_stage = load_stage(name) if name in stage_table.STAGE_NAMES else None
-    of_file = path[-1] in of_stage.beside.files if of_stage else path == ("architecture",) or names_path(path)
-    model = path == ("model",) or (of_stage is not None and path[-1] in of_stage.beside.models)
-    if of_file or (model and (value.startswith((".", "~")) or os.path.isdir(value))):
+    named = named_at(path)
+    if named == "file" or (named == "model" and (value.startswith((".", "~")) or os.path.isdir(value))):
         return str(Path.cwd() / from_home(value))
     return value
+
+
+def named_at(path: KeyPath) -> Literal["file", "model"] | None:
+    """What the value at a path of a pipeline file names, if it is a data file or a model."""
+    name = path[2] if path[0] == "stages" and len(path) > 2 else None
+    of_stage = load_stage(name) if name in stage_table.STAGE_NAMES else None
+    if path[-1] in of_stage.beside.files if of_stage else path == ("architecture",) or names_path(path):
+        return "file"
+    return "model" if path == ("model",) or (of_stage is not None and path[-1] in of_stage.beside.models) else None

@@ -15,8 +15,7 @@ from typing import Any
 from compressor.errors import UserError
 from pipelines.file.config import TABLE_KEYS
 from pipelines.file.faults import nearest
-from pipelines.file.overrides import Preset, split_key
-from pipelines.file.task_keys import names_path
+from pipelines.file.overrides import Preset, named_at, split_key, stage_paths
 from pipelines.file.yaml_source import KeyPath, YamlSource, read_yaml
 from pipelines.sweeps.search_ranges import Range, read_range
 
@@ -99,8 +98,11 @@ def _extended(grid: Grid, source: YamlSource, path: KeyPath) -> Grid:
 def _require_no_files(key: str, values: list[Any] | Range, source: YamlSource) -> None:
     """Raises UserError E120 for a plain key of a table that names files: it is set as by --set, from the current folder."""
     listed = [] if isinstance(values, Range) else values
-    model = key == "model" and any(isinstance(value, str) and value.startswith((".", "~")) for value in listed)
-    if model or names_path(tuple(split_key(key) or [key])):
+    parts = split_key(key) or [key]
+    named = named_at((*stage_paths(source).get(parts[0], parts[:1]), *parts[1:]))
+    if named == "file" or (
+        named == "model" and any(isinstance(value, str) and value.startswith((".", "~")) for value in listed)
+    ):
         fix = f"Write named rows, whose paths are those of the table: {key.split('.')[0]}: {{NAME: {{{key}: FILE}}, ...}}"
         raise UserError("E120", f"'{key}' names files, and its values have no names", fix, source.where(("grid",)))
 

@@ -225,8 +225,14 @@ def test_a_grid_file_names_rows_that_the_table_has(tmp_path):
 def test_files_of_a_table_are_named_rows(tmp_path):
     """As values of a plain key they would be those of the current folder, whatever the table's folder and --folder are."""
     path = tmp_path / "table.yaml"
-    for key, value in (("task.train", "[a.tsv, b.tsv]"), ("model", "[./a, ./b]")):
-        path.write_text(f"name: table\ngrid:\n  {key}: {value}\n")
+    listed = {
+        "task.train": "[a.tsv, b.tsv]",
+        "model": "[./a, ./b]",
+        "more.texts": "[a.txt, b.txt]",
+        "more.teacher": "[./a, ./b]",
+    }
+    for key, value in listed.items():
+        path.write_text(f"name: table\ngrid:\n  {key}: {value}\nstages:\n  - recover: {{id: more}}\n")
         with pytest.raises(UserError, match=rf"E120 .*:2: grid: '{key}' names files.* Write named rows"):
             read_table(path, None)
     path.write_text("grid: {model: [package:a/b, c/d]}\n")
