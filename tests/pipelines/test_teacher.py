@@ -111,6 +111,16 @@ def test_of_more_texts_than_steps_take_a_sample_is_used(go, project):
     assert made.metadata["texts"]["rows"] == 32 and made.metadata["losses"][-1]["step"] == 2
 
 
+def test_the_control_learns_labels_at_no_higher_rate_than_is_usual(go, project):
+    """A rate that suits an imitation would spoil the tuned model, and every pruned one would look good beside it."""
+    rates = {"high": 0.02, "usual": 1e-4, "low": 1e-5}
+    losses = {
+        name: go(project, f"recover.learning_rate={rate}", "recover.steps=3").metadata["control"]["losses"]
+        for name, rate in rates.items()
+    }
+    assert losses["high"] == losses["usual"] != losses["low"]
+
+
 def test_variants_are_learned_beside_texts_and_training_rows(go, project):
     made = go(project, "recover.augment=2", "recover.control=false")
     texts = made.metadata["texts"]

@@ -227,6 +227,18 @@ def plan(config: RecoverConfig, plan: Plan) -> Plan:
     return replace(plan, shape=shape, trained=(added,), trainable=(*plan.trainable, (name, count)))
 
 
+def rate_of_labels(config: RecoverConfig, before: str) -> float:
+    """Default learning rate where labels are learned; `before` is the method of the training before."""
+    return method(before if config.method == "same" else config.method).rate(config)
+
+
+def _earlier_version(config: RecoverConfig) -> dict[str, Any]:
+    """What an earlier version computed otherwise, and is made again: a control that learned labels at any given rate."""
+    of_labels = config.control and config.unlabelled and config.teacher is None and config.learning_rate is not None
+    higher = of_labels and (config.method == "same" or config.learning_rate > rate_of_labels(config, config.method))
+    return {"control": 2} if higher else {}
+
+
 STAGE = Stage(
     name="recover",
     summary="train what is left after pruning, distilled from the dense model",
@@ -241,6 +253,7 @@ STAGE = Stage(
     scores_tests=True,
     trains=True,
     outcome="recovered",
+    surroundings=_earlier_version,
     run="pipelines.stages.recover.run:run",
     check=check,
     plan=plan,

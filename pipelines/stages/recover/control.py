@@ -40,7 +40,7 @@ from pipelines.reporting.format import scaled
 from pipelines.stages.generated_texts import score_model, with_scores
 from pipelines.stages.loading import judge_rows, load_model, score_tests
 from pipelines.stages.once import once
-from pipelines.stages.recover.config import CONTROL, STAGE, RecoverConfig
+from pipelines.stages.recover.config import CONTROL, STAGE, RecoverConfig, rate_of_labels
 from pipelines.stages.recover.lessons import Lessons
 from pipelines.stages.recover.preparing import prepare, teaching
 from pipelines.stages.training_plan import PASSES_OF_LABELS
@@ -144,7 +144,7 @@ def _measured_by(task: TaskConfig) -> dict[str, Any]:
 
 def _training(config: RecoverConfig, inputs: Inputs, data: Data, lessons: Lessons, earlier: list[Artifact]) -> ControlTraining:
     previous = inputs.nearest("model").metadata
-    how, own = lessons_of_control(config, data, lessons)
+    how, own = lessons_of_control(config, data, lessons, previous["method"])
     learned = {"learned": "labels"} if own.texts < lessons.texts else {}
     return ControlTraining(how, own, data, previous["method"], _positions(config, inputs, previous["kept"]), earlier, learned)
 
@@ -213,13 +213,17 @@ def _unpack(packed: bytes, folder: Path) -> None:
         archive.extractall(folder)
 
 
-def lessons_of_control(config: RecoverConfig, data: Data, lessons: Lessons) -> tuple[RecoverConfig, Lessons]:
+def lessons_of_control(config: RecoverConfig, data: Data, lessons: Lessons, before: str) -> tuple[RecoverConfig, Lessons]:
     """What the control learns, and how: the same, but where texts have the dense model as teacher, of which it could learn
-    nothing: then the labels of the task's training rows."""
+    nothing: then the labels of the task's training rows. `before` is the method of the training before.
+
+    At a higher rate than is usual with labels, a model that is tuned already would lose quality, and be a weaker baseline.
+    """
     if not lessons.texts or config.teacher is not None:
         return config, lessons
     passes = min(config.passes(len(lessons.data.train)) * len(lessons.data.train) / len(data.train), PASSES_OF_LABELS)
-    of_labels = {"texts": None, "augment": None, "distill": False, "steps": None, "epochs": passes}
+    rate = config.learning_rate and min(config.learning_rate, rate_of_labels(config, before))
+    of_labels = {"texts": None, "augment": None, "distill": False, "steps": None, "epochs": passes, "learning_rate": rate}
     return config.model_copy(update=of_labels), Lessons(data)
 
 
