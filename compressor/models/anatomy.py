@@ -63,6 +63,12 @@ class Matrix:
         return next((mask for mask in self._masks if mask.masks), None)
 
     @property
+    def unmasked(self) -> int:
+        """Number of entries in which a change has an effect: all that no mask over W + ΔW hides."""
+        mask = self.mask
+        return self.original.numel() if mask is None or mask.keep.is_meta else int(mask.keep.sum())
+
+    @property
     def weight_mask(self) -> WeightMask | None:
         """The matrix's mask over W alone; None where there is none."""
         return next((mask for mask in self._masks if mask.first), None)

@@ -15,18 +15,27 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from compressor.cost import spendable
 from compressor.deltas.kinds.sparse import Sparse, add_at
 from compressor.deltas.links import Change, Delta
 from compressor.deltas.sources import top_mask
 from compressor.errors import UserError
 from compressor.models.anatomy import Matrix
 from compressor.selection.allocation import RECORDED, recorded_steps, sparsity_entropy, tensor_sparsity
+from compressor.selection.choice import require_unmasked
 from compressor.selection.finite import require_finite
 from compressor.selection.gradients import Heuristic
 
 COHORTS = 32
 """Largest number of times that Ω grows with `schedule: cohorts`."""
+
+NEVER = -1.0
+"""Score of an entry that is not to be chosen; all others have 0 or more."""
+
+
+def choice_steps(steps: int, schedule: str) -> list[int]:
+    """The steps (from 1) in which entries are chosen: all with `exact`, with `cohorts` at most 32, evenly spaced."""
+    times = steps if schedule == "exact" else min(COHORTS, steps)
+    return [1 + number * steps // times for number in range(times)]
 
 
 def growth_targets(budget: int, steps: int, schedule: str, stops: Collection[int] = ()) -> dict[int, int]:
@@ -35,9 +44,8 @@ def growth_targets(budget: int, steps: int, schedule: str, stops: Collection[int
     `exact` grows at every step by B/T (ID3 section 3), `cohorts` at most 32 times. If B is smaller than the number of times,
     positions are added evenly spaced, one at a time. Each of `stops` that a step would skip is a target, too.
     """
-    times = steps if schedule == "exact" else min(COHORTS, steps)
-    at = [1 + number * steps // times for number in range(times)]
-    natural = [budget * (number + 1) // times for number in range(times)]
+    at = choice_steps(steps, schedule)
+    natural = [budget * (number + 1) // len(at) for number in range(len(at))]
     halts = _halts(natural, sorted(stops))
     targets: dict[int, int] = {}
     for number, target in enumerate(natural):
@@ -153,10 +161,13 @@ class Growth(Change):
         return ((matrix.path, values[self.slots(number)]) for number, matrix in enumerate(self.matrices))
 
     def scores(self, matrix: Matrix, gradient: Tensor, step: int) -> Tensor:
-        """Scores (out, in) of the entries of a matrix by its gradient. Raises UserError E409 where one is not finite."""
+        """Scores (out, in) of the entries of a matrix by its gradient, NEVER where a mask hides them.
+
+        Raises UserError E409 where one is not finite.
+        """
         scores = self.heuristic(gradient, matrix.weight)
         require_finite(scores, f"in step {step} the scores |g|/(|θ|+eps)^exp of {matrix.path}", "Use an exp closer to 0")
-        return scores
+        return scores if matrix.mask is None else torch.where(matrix.mask.keep, scores, NEVER)
 
     def gradient(self, number: int) -> Tensor:
         """This step's gradient (out, in) of matrix `number`; 0 where the forward pass does not use it."""
@@ -255,7 +266,7 @@ class Grower:
             fresh, slots = chosen[~torch.isin(chosen, current)], (~kept).nonzero().flatten()
             slots = torch.cat([slots, torch.arange(used, self.targets[step], device=device)])
         else:
-            scores[current] = -1.0
+            scores[current] = NEVER
             fresh = top_mask(scores, self.targets[step] - used).nonzero().flatten()
             slots = torch.arange(used, self.targets[step], device=device)
         number = torch.searchsorted(starts, fresh, right=True) - 1
@@ -299,9 +310,9 @@ def _average(gradients: list[Tensor]) -> None:
 def plant(model: nn.Module, growth: Growth) -> None:
     """Attach growing links to the growth's matrices in a frozen model; `model.growth` then holds the trainable values.
 
-    Raises UserError E401 if the budget is zero, or more than the matrices have entries.
+    Raises UserError E401 if the budget is zero, or more than the matrices have entries that no mask hides.
     """
-    spendable(len(growth.values), sum(matrix.original.numel() for matrix in growth.matrices))
+    require_unmasked(growth.matrices, len(growth.values))
     model.growth = growth
     for number, matrix in enumerate(growth.matrices):
         matrix.attach(Growing(growth, number))
@@ -313,13 +324,15 @@ def grower_of(
     """The grower of a model prepared by `plant`, for a training of `steps`. Raises UserError E408 for unreachable stops."""
     growth = model.growth
     budget = len(growth.values)
-    # `repeat` uses the full budget at every step
+    if growth.repeat:  # the whole budget in every choice, also where growing would leave some out
+        targets = dict.fromkeys(choice_steps(steps, growth.schedule), budget)
+        return Grower(growth, targets, recorded=recorded_steps(targets))
     targets = growth_targets(budget, steps, growth.schedule, stops)
     missed = sorted(set(stops) - set(targets.values()))
     if missed:
         what = f"Ω is never exactly {missed[0]} places: it grows {len(targets)} times to {budget}"
         raise UserError("E408", what, "Drop that checkpoint, or train longer")
-    return Grower(growth, dict.fromkeys(targets, budget) if growth.repeat else targets, stops, on_stop, recorded_steps(targets))
+    return Grower(growth, targets, stops, on_stop, recorded_steps(targets))
 
 
 class ScalarAdamW(torch.optim.AdamW):

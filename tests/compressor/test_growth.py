@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compressor.deltas.kinds.mask import Mask
 from compressor.deltas.links import chain
 from compressor.errors import UserError
 from compressor.models.anatomy import matrices_of
@@ -120,6 +121,34 @@ def test_repeat_holds_its_budget_and_what_leaves_falls_back():
             for i in (matrix.weight != old).flatten().nonzero()
         }
         assert moved <= now
+
+
+def test_repeat_chooses_at_every_step_however_small_its_budget_is():
+    """Growing one entry at a time, it would first choose in step 4, and in two steps only."""
+    assert [len(places(matrices, growth)) for _, _, matrices, growth in grown(True, 8, budget=2)] == [2] * 8
+
+
+@pytest.mark.parametrize("repeat", [False, True])
+def test_what_a_mask_hides_is_never_chosen(repeat):
+    """Such an entry has no gradient; it would be chosen once all others are."""
+    model = tiny("bert").requires_grad_(False)
+    (matrix, *_) = matrices = matrices_of(model, ("query",))
+    for one in matrices:
+        one.attach(Mask(torch.zeros(one.original.shape, dtype=torch.bool).index_fill(1, torch.tensor([3, 5]), True)))
+    free = sum(one.unmasked for one in matrices)
+    assert free == len(matrices) * 2 * matrix.original.shape[0]
+    with pytest.raises(UserError, match=f"E401 .*a budget of {free + 1} places, and all but {free} of .* are pruned"):
+        plant(model, Growth(matrices, free + 1, heuristic=Heuristic()))
+    plant(model, Growth(matrices, free, heuristic=Heuristic(), schedule="exact", repeat=repeat))
+    growth, grower = model.growth, grower_of(model, 2)
+    optimizer = ScalarAdamW([{"params": [growth.values]}], growth, lr=1e-2)
+    for step in (1, 2):
+        grower.before(step)
+        model(**encoding()).logits.square().sum().backward()
+        grower.choose(step, optimizer)
+    assert all(
+        (growth.index[growth.slots(number)] % matrix.original.shape[1]).unique().tolist() == [3, 5] for number in range(2)
+    )
 
 
 def dense(matrices) -> torch.Tensor:

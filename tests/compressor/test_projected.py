@@ -15,6 +15,7 @@ from compressor.deltas.kinds.dense import (
     reseed,
     reset,
 )
+from compressor.deltas.kinds.mask import Mask
 from compressor.deltas.kinds.sparse import Sparse
 from compressor.deltas.links import chain
 from compressor.errors import UserError
@@ -103,3 +104,13 @@ def test_a_gate_of_a_matrix_multiplies_and_costs():
     assert torch.equal(link.train().change(weight), link.change(weight)), "one draw in a step"
     link.eval().change(weight).sum().backward()
     assert link.alpha_of_matrix.grad.abs() > 0
+
+
+@pytest.mark.parametrize(("method", "options"), [("diff_pruning", {}), ("child_tuning", {"child": "pruning"})])
+def test_a_budget_of_more_than_is_left_by_pruning_is_an_error(method, options):
+    """What a mask hides never moves: it would be among the largest changes once all others are."""
+    model = tiny("bert")
+    for matrix in matrices_of(model, ("query",)):
+        matrix.attach(Mask(torch.zeros(matrix.original.shape, dtype=torch.bool).index_fill(1, torch.tensor([3]), True)))
+    with pytest.raises(UserError, match="E401 .*a budget of 65 places, and all but 64 of 2,048 are pruned"):
+        apply(model, method, Options(modules=("query",), budget=65, **options))

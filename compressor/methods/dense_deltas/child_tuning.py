@@ -26,13 +26,16 @@ def attach_child(model: nn.Module, options: Options) -> None:
         return
     from compressor.deltas.kinds.dense import Projected, Thinned
     from compressor.models.anatomy import matrices_of
+    from compressor.selection.choice import require_unmasked
 
+    matrices = matrices_of(model, options.modules)
     if options.child == "f":
-        for matrix in matrices_of(model, options.modules):
+        for matrix in matrices:
             matrix.attach(Thinned(matrix.original, options.reserve, options.group))
         return
     budget, schedule = kept(shape_of(model), options), {"burn_in": options.burn_in, "renew": options.renew or 1}
-    for matrix in matrices_of(model, options.modules):
+    require_unmasked(matrices, budget)
+    for matrix in matrices:
         matrix.attach(Projected(matrix.original, budget, options.group, **schedule))
 
 

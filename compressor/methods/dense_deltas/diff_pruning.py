@@ -16,10 +16,12 @@ def attach_gated(model: nn.Module, options: Options) -> None:
     """Add a Gated link to every chosen matrix. Raises UserError E401 for a budget of no entry, or of too many."""
     from compressor.deltas.kinds.dense import Gated
     from compressor.models.anatomy import matrices_of
+    from compressor.selection.choice import require_unmasked
 
-    budget = selective.places_of(shape_of(model), options)
+    budget, matrices = selective.places_of(shape_of(model), options), matrices_of(model, options.modules)
+    require_unmasked(matrices, budget)
     settings = {"grouped": options.group_gates, "burn_in": options.burn_in, "renew": options.renew}
-    for matrix in matrices_of(model, options.modules):
+    for matrix in matrices:
         matrix.attach(Gated(matrix.original, budget, options.penalty, options.group, **settings))
 
 
