@@ -200,7 +200,7 @@ def compare(
         metric_candidate=after,
         metric_interval=task.change(theirs, ours, targets, resamples=RESAMPLES),
         worst_row=int(rows[(difference / _scale(bound, reference)).max(axis=1).argmax()]),
-        bound=in_words(bound, task),
+        bound=in_words(bound, task, rounding=unlabelled.rounded is not None),
         passed=not failed,
         batches={name: float(np.abs(values - other).max()) for name, (values, other) in others.items()},
         agreement_in_batches={name: task.agreement.measure(*pair) for name, pair in others.items()},
@@ -297,12 +297,13 @@ def in_other_batches(
     }
 
 
-def in_words(bound: Bound, task: TaskKind) -> str:
-    """A bound in words, for a kind of task."""
+def in_words(bound: Bound, task: TaskKind, *, rounding: bool = True) -> str:
+    """A bound in words, for a kind of task, with that of `rounding` or without."""
     if bound.difference is None:
         agree, least, most = task.agreement, bound.agreement[task.name], bound.metric_loss
         loss = f"{most:g} {unit_of(task)}" if task.generates else f"{100 * most:.1f} points of {task.metric.name}"
-        return f"{agree.words} {least:.0%} but for chance, no loss of more than {loss} is shown, rounding explains what moves"
+        words = f"{agree.words} {least:.0%} but for chance, no loss of more than {loss} is shown"
+        return f"{words}, rounding explains what moves" if rounding else words
     if bound.difference == 0.0:
         return "equal bit for bit"
     scale = " x max(1, largest |logit| of the row)" if bound.of_row else " x max(1, |logit|)" if bound.relative else ""

@@ -12,6 +12,7 @@ from compressor.tasks.metrics import spearman
 from compressor.tasks.task_kind import kind_of
 from export.parity.bounds import BOUNDS, row_of
 from export.parity.compare import MORE_ROWS, Unlabelled, compare, failure, in_other_batches, require, resolved_loss
+from export.parity.token_outputs import compare_tokens
 from pipelines.reporting.tables import parity
 from pipelines.terminal.console_table import parity_cells
 
@@ -311,6 +312,19 @@ def test_what_other_batches_show(fault):
     assert not result.passed and result.failed_batches == expected[fault]
     with pytest.raises(CheckError, match=f"{result.failed_batches[0]}: |Δlogit|"):
         require(result)
+
+
+@pytest.mark.parametrize("kind", ["int8 on random tokens", "int4 on random tokens"])
+def test_flips_of_tokens_count_where_the_likeliest_class_is_also_the_largest(kind):
+    """As in most decoders, and in taggers that are sure: one class decides in several ways, and is compared once."""
+    reference = RNG.normal(size=(600, 50))
+    reference[np.arange(600), RNG.integers(0, 50, 600)] += 10
+    near, junk = reference + RNG.normal(scale=0.01, size=reference.shape), RNG.permutation(reference)
+    other = {"on a past": reference}
+    assert compare_tokens("hop", kind, reference, near, batches=(other, {"on a past": near})).passed
+    assert compare_tokens("hop", kind, reference, near, batches=(other, {"on a past": junk})).failed_batches == ("on a past",)
+    broken = compare_tokens("hop", kind, reference, junk)
+    assert "agreement" in broken.failed and broken.agreement_beyond_noise < 0.1 and "rounding" not in broken.bound
 
 
 @pytest.mark.parametrize(("flips", "passes"), [(0, True), (4, True), (7, True), (8, False), (20, False)])
