@@ -81,6 +81,11 @@ def places_of(shape: ModelShape, options: Options) -> int:
     return spendable(options.budget, sum(sizes(shape, options)))
 
 
+def kept(shape: ModelShape, options: Options) -> int:
+    """|Ω| that is chosen while training (with `deselected: freeze`, of each choice); 0 where it is chosen before."""
+    return 0 if options.strategy == "static" else places_of(shape, options)
+
+
 METHOD = Method(
     name="selective",
     summary="values on the chosen positions of the weights, of a lora or of adapters, everything else frozen",
@@ -91,12 +96,14 @@ METHOD = Method(
     source="Fu et al. 2023 (SAM), section 3; Liao et al. 2023 (PaFi); Agarwal et al. 2024 (ID3), section 3",
     reads=(*GROUND, "on", "strategy", "budget", "checkpoints", "schedule", "exp", "eps", "deselected"),
     uses_omega=True,
+    kept=kept,
     scores=SCORES,
     strategies=("static", "increment", "repeat"),
     scopes=SCOPES,
     mergeable={"weights": True, "lora": True, "adapter": False},
     omega_kinds=("static",),
     kind_key="strategy",
+    unused=lambda settings: {} if settings.exp else {"eps": "exp 0"},
     variants={
         "static": (),
         "increment": ("budget", "checkpoints", "schedule", "exp", "eps"),

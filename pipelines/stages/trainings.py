@@ -221,7 +221,7 @@ def settings_of(row: Method, options: Options, model: nn.Module) -> dict[str, An
         **({"formula": f"{row.formula} = {kept:,}"} if kept else {}),
         "modules": modules_of(model, options.modules) if "modules" in reads else [],
         "matrices": [[number, *size] for size, number in sizes.items()],
-        "rank": options.rank if row.low_rank or options.on == "lora" else 0,
+        "rank": options.rank if row.low_rank or "lora" in (options.on, row.kind(options)) else 0,
         "places": places or kept if options.on == "weights" else 0,
         "closed_form": row.count(shape, options, places),
     }

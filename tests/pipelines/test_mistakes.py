@@ -27,7 +27,9 @@ stages:
   - export:
   - benchmark: {length: [16, 64]}
 """
-LAST_BLOCKS = PIPELINE.replace("  - select: {count: 4}\n", "").replace("rank: 4", "method: full, top: 1")
+WITHOUT_SELECT = PIPELINE.replace("  - select: {count: 4}\n", "")
+LAST_BLOCKS = WITHOUT_SELECT.replace("rank: 4", "method: full, top: 1")
+GROWS = "method: selective, strategy: increment, budget: 9"
 
 
 @dataclass(frozen=True)
@@ -396,6 +398,26 @@ MISTAKES = [
         "embeddings of a method that trains none",
         ("method: same", "method: lora, embeddings: false"),
         "E403 {file}:8: stages[3].recover.embeddings: embeddings is not used by method lora",
+    ),
+    Mistake(
+        "embeddings of what continues with a method that trains none",
+        ("method: same", "embeddings: true"),
+        "E403 {file}:8: stages[3].recover.embeddings: embeddings is not used by method same",
+    ),
+    Mistake(
+        "embeddings of the last blocks",
+        ("method: same", "method: full, top: 1, embeddings: true"),
+        "E403 {file}:8: stages[3].recover.embeddings: embeddings is not used by top: 1",
+    ),
+    Mistake(
+        "checkpoints behind full tuning",
+        rewrite(WITHOUT_SELECT.replace("rank: 4", "method: full").replace("method: same", f"{GROWS}, checkpoints: [8]")),
+        "E312 {file}:7: stages[2].recover.checkpoints: a checkpoint is kept as a change of the base",
+    ),
+    Mistake(
+        "eps without an exponent",
+        rewrite(WITHOUT_SELECT.replace("rank: 4", f"{GROWS}, eps: 0.5")),
+        "E403 {file}:5: stages[0].tune.eps: eps is not used by method selective with exp 0",
     ),
     Mistake(
         "steps and epochs", ("rank: 4", "steps: 4, epochs: 2"), "E403 {file}:6: stages[1].tune.steps: steps and epochs exclude"

@@ -24,10 +24,29 @@ from pipelines.stages.prune.prune_weights import WeightsItem, tuned_modules
 from pipelines.stages.prune.remove_units import removals_of
 from pipelines.stages.recover.config import RecoverConfig
 from pipelines.stages.recover.config import plan as recover_plan
+from pipelines.stages.trainings import settings_of
 from pipelines.stages.tune.config import TuneConfig
 from pipelines.stages.tune.config import plan as tune_plan
 from tests.compressor.conftest import CASES, EXTRA, GROWING, tiny, tuned
 from tests.compressor.test_weight_masks import carry_out
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "computes"),
+    [
+        ("selective", Options(strategy="increment", budget=300), (0, 300)),
+        ("selective", Options(strategy="repeat", budget=300), (0, 300)),
+        ("propetl", Options(shared="lora", rank=8), (8, 0)),
+        ("propetl", Options(), (0, 0)),
+        ("lora", Options(rank=8), (8, 0)),
+    ],
+)
+def test_the_papers_flops_count_what_a_method_adds(name, options, computes):
+    """Rank and |Ω| of an artifact, also where Ω is chosen while training, and where a LoRA is that of a prototype."""
+    model = tiny("bert")
+    apply(model, name, options)
+    settings = settings_of(method_row(name), options, model)
+    assert (settings["rank"], settings["places"]) == computes
 
 
 def start(architecture: str) -> Plan:

@@ -114,15 +114,20 @@ def check(config: RecoverConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem
     if config.label_smoothing is not None and config.unlabelled:
         what = "label_smoothing is not used with texts or augment: no label is learned"
         yield Problem("E403", what, "Remove the key, or those", ("label_smoothing",))
-    if config.embeddings is not None and config.method not in ("same", "full"):
-        what = f"embeddings is not used by method {config.method}, which trains none"
-        yield Problem("E403", what, "Remove the key, or say method: full", ("embeddings",))
+    if config.embeddings is not None and not trains_everything(config, earlier):
+        says = f"method {config.method}" if config.top is None else f"top: {config.top}"
+        what = f"embeddings is not used by {says}, which trains none"
+        yield Problem("E403", what, "Remove the key, or say method: full, without top", ("embeddings",))
     if not any(entry.row.trains for entry in earlier):
         yield Problem("E503", "nothing is tuned yet", "Put a tune before recover")
         return
     yield from merged_problems("recover", earlier)
     if config.method == "full":
         yield from filled_problems("training every weight", earlier)
+    moved = next((entry for entry in earlier if entry.row.trains and entry.config.method == "full"), None)
+    if config.checkpoints and moved is not None:
+        what = f"a checkpoint is kept as a change of the base, whose own weights '{moved.id}' trained"
+        yield Problem("E312", what, "Remove the key, or use another method there", ("checkpoints",))
     fresh = fresh_places(earlier)
     if config.method == "same":
         yield from same_problems(config, earlier, fresh)
@@ -135,6 +140,13 @@ def check(config: RecoverConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem
         )
         return
     yield from method_problems(config, row, fresh)
+
+
+def trains_everything(config: RecoverConfig, earlier: tuple[Entry, ...]) -> bool:
+    """Whether every weight is trained: by `full`, or by `same` after it, and not of the last blocks alone."""
+    trainings = [config, *(entry.config for entry in reversed(earlier) if entry.row.trains)]
+    named = next((training for training in trainings if training.method != "same"), config)
+    return named.method == "full" and named.top is None
 
 
 def teacher_problems(config: RecoverConfig) -> Iterable[Problem]:
