@@ -322,6 +322,12 @@ def set_problem_type(config: PretrainedConfig, recorded: str) -> None:
         config.problem_type = problem_type
 
 
+def kind_of_head(config: PretrainedConfig, outputs: int) -> TaskKind:
+    """The kind of a sequence model by its config, which tells independent labels, and its number of outputs."""
+    independent = next(kind for kind in map(kind_of, KINDS) if kind.problem_type)
+    return independent if config.problem_type == independent.problem_type else kind_with(outputs)
+
+
 def kind_with(outputs: int) -> TaskKind:
     """The kind of a sequence model by its number of outputs, where nothing else is known: a single output is a regression."""
     return kind_of("regression" if outputs == 1 else "classification")

@@ -18,7 +18,7 @@ from compressor.models.hub import TOKENIZER_FILES, Reference, reference_to
 from compressor.processor import weight_bits
 from compressor.tasks.features import pad, predict, torch_forward
 from compressor.tasks.predictions import every_token
-from compressor.tasks.task_kind import kind_with
+from compressor.tasks.task_kind import kind_of_head
 from export.auto.sensitivity import rounded
 from export.generation.generator_files import prove_generator, special_tokens, write_generator
 from export.graph.decoder import trace_generator
@@ -218,7 +218,7 @@ def prove(loaded: LoadedModel, precision: str, path: Path) -> ParityResult:
     if positions is not None:
         result = compare_tokens(hop, kind, *logits, batches=batches)
     else:  # there are no labels: the reference's own predictions are used instead
-        task = kind_with(logits[0].shape[1])
+        task = kind_of_head(loaded.model.config, logits[0].shape[1])
         more = _rounded(loaded) if precision == "int8" else Unlabelled()
         result = compare(hop, kind, *logits, task.predicted_labels(logits[0]), task=task, batches=batches, unlabelled=more)
         worst = loaded.rows[result.worst_row]

@@ -15,7 +15,7 @@ from compressor.checkpoint import INSERTS_FILE, STATE_FILE, load, read_descripti
 from compressor.compression import compression_of
 from compressor.deltas.links import merge_all
 from compressor.errors import UserError
-from compressor.models.architectures import ARCHITECTURES, COMPRESSED, added_row
+from compressor.models.architectures import ARCHITECTURES, COMPRESSED, added_row, row_of
 from compressor.models.auto import HEADS, class_for
 from compressor.models.files.damage import Damage, door, read_json, reading_by_library
 from compressor.models.files.model_folder import CONFIG, check_pretrained
@@ -52,7 +52,8 @@ def find_model(reference: str) -> LoadedModel:
     folder = find_folder(reference)
     model = _ours(folder) or _stock(reference, folder)
     notes = []
-    if (model_type := model.config.model_type.removeprefix(COMPRESSED)) not in ARCHITECTURES and not added_row(model_type):
+    if not _is_known(model.config):
+        model_type = model.config.model_type.removeprefix(COMPRESSED)
         notes.append(f"'{model_type}' is not a supported architecture: it can be exported, not pruned")
     source = folder if (folder / "tokenizer.json").is_file() else _base_of(folder)
     tokenizer = tokenizer_of(source)
@@ -132,12 +133,25 @@ def _check_size(config: PretrainedConfig, folder: Path) -> nn.Module:
     return model
 
 
+def _is_known(config: PretrainedConfig) -> bool:
+    """Whether the model's architecture has a row."""
+    model_type = config.model_type.removeprefix(COMPRESSED)
+    return model_type in ARCHITECTURES or added_row(model_type) is not None
+
+
+def _most_tokens(config: PretrainedConfig) -> int:
+    """Tokens of the longest row that a model takes; of an architecture without a row, so many that it surely does."""
+    if _is_known(config):
+        return row_of(config.model_type).most_tokens(config.to_dict()) or MAX_LENGTH
+    positions, padding = (getattr(config, key, None) for key in ("max_position_embeddings", "pad_token_id"))
+    # as in RoBERTa, the positions of its tokens may begin behind the id of its padding
+    return positions - 1 - max(1, padding or 0) if positions else MAX_LENGTH
+
+
 def random_rows(model: nn.Module, tokenizer: Any, seed: int = 0) -> list[Row]:
     """ROWS rows of random tokens, 2 to MAX_LENGTH long (or up to the model's maximum positions)."""
     draw, config = np.random.default_rng(seed), model.config
-    most = min(MAX_LENGTH, getattr(config, "max_position_embeddings", None) or MAX_LENGTH)
-    # RoBERTa's positions begin behind its padding: two of them number nothing
-    most = max(2, most - 2 if most < MAX_LENGTH else most)
+    most = max(2, min(MAX_LENGTH, _most_tokens(config)))
     words = sorted(set(range(min(len(tokenizer), config.vocab_size))) - set(tokenizer.all_special_ids))
     rows = []
     for length in np.linspace(2, most, ROWS).astype(int):

@@ -10,15 +10,17 @@ import torch
 from click.testing import CliRunner
 from transformers import AutoModelForTokenClassification
 
+import export.standalone.folder
 from compressor import load
 from compressor.checkpoint import save_checkpoint
 from compressor.errors import CheckError, UserError
-from compressor.models.hub import reference_to
+from compressor.models.hub import reference_to, tokenizer_of
 from compressor.pruning.surgery import Removal, remove
 from compressor.tasks.features import torch_forward
 from export.runtimes.onnxruntime import graph_values
 from export.runtimes.sessions import run, session
-from export.standalone.folder import SCRATCH, export_folder, replacing, require_free
+from export.standalone.folder import SCRATCH, export_folder, prove, replacing, require_free
+from export.standalone.source_model import find_model, random_rows
 from pipelines.cli.commands import main
 from tests.compressor.conftest import tiny
 from tests.export.conftest import notes
@@ -181,3 +183,23 @@ def test_a_wrong_graph_is_not_published(folders, tmp_path, monkeypatch):
     with pytest.raises(CheckError, match=r"E610 PyTorch -> model.onnx.*suspected: the pooler or the task head"):
         export_folder(str(folders / "stock"), tmp_path / "onnx", precisions=["fp32"], limit=1000)
     assert not list(tmp_path.iterdir())
+
+
+def test_independent_labels_are_not_taken_for_one_softmax(folders, tmp_path, monkeypatch):
+    """Logits that are all as much higher give the same classes of a softmax, and other probabilities of labels."""
+    export_folder(str(folders / "stock"), tmp_path / "onnx", precisions=["int8"])
+    loaded, path = find_model(str(folders / "stock")), tmp_path / "onnx" / "model_int8.onnx"
+    monkeypatch.setattr(export.standalone.folder, "run", lambda *given: run(*given) + 3)
+    assert prove(loaded, "int8", path).passed
+    loaded.model.config.problem_type = "multi_label_classification"
+    with pytest.raises(CheckError, match=r"E610 PyTorch -> model_int8.onnx.*decisions agree"):
+        prove(loaded, "int8", path)
+
+
+@pytest.mark.parametrize(("padding", "most"), [(0, 127), (1, 126)])
+def test_rows_fit_into_positions_that_begin_behind_the_padding(folders, padding, most):
+    """128 of them, as many as the longest row would have tokens."""
+    model = tiny("roberta", torch.float32, max_position_embeddings=128, pad_token_id=padding)
+    rows = random_rows(model, tokenizer_of(folders / "stock"))
+    assert max(len(row["input_ids"]) for row in rows) == most
+    torch_forward(model)({name: np.array([rows[-1][name]]) for name in rows[-1]})
