@@ -258,12 +258,17 @@ def open_session(
 
 
 def check_swapped(path: Path, swapped: Mapping[str, np.ndarray]) -> None:
-    """Raises UserError E645 where a file has no such weights: ONNX Runtime would silently use the file's own."""
+    """Raises UserError E645 where a file has no such weights: ONNX Runtime would silently use the file's own; E602."""
     if not swapped:
         return
     import onnx
+    from google.protobuf.message import DecodeError
 
-    stored = {tensor.name: tensor for tensor in onnx.load(path, load_external_data=False).graph.initializer}
+    try:
+        graph = onnx.load(path, load_external_data=False).graph
+    except (OSError, DecodeError) as error:
+        raise UserError("E602", f"not a readable ONNX file ({error})", "Export the model again", str(path)) from error
+    stored = {tensor.name: tensor for tensor in graph.initializer}
     for name, values in swapped.items():
         tensor = stored.get(name)
         if (

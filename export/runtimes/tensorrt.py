@@ -191,7 +191,7 @@ def check_engine(plan: Path, library: str, version: str) -> dict[str, Any]:
         facts = json.loads(_notes(plan).read_text(encoding="utf-8"))
         intact = facts["sha256"] == sha256_of(plan)
         built = (facts["library"], facts["version"])
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         raise UserError("E632", f"no {_notes(plan).name} beside the engine", "Build the engine again", str(plan)) from None
     if not intact:
         raise UserError("E632", "the engine is not the one that was built", "Build it again", str(plan))

@@ -32,7 +32,7 @@ from export.parity.token_outputs import compare_tokens
 from export.runtimes import tensorrt as engines
 from export.runtimes.onnxruntime import RUNTIME, write_onnx
 from export.runtimes.sessions import run, session
-from export.standalone.source_model import LoadedModel, find_model
+from export.standalone.source_model import LoadedModel, find_model, most_tokens
 
 PRECISIONS = RUNTIME.generating
 SUMMARY = "export.json"
@@ -94,6 +94,10 @@ def _check_kind(loaded: LoadedModel, precisions: Sequence[str], engine: engines.
         raise UserError("E624", "int4 is for models that generate; this is a classifier", "Take int8", reference)
     if engine and loaded.kind != "sequence classification":
         raise UserError("E624", "TensorRT is for classifiers of sequences", "Leave out --tensorrt", reference)
+    if engine and engine.most[1] > (most := most_tokens(loaded.model.config)):
+        raise UserError(
+            "E624", f"the model takes {most} tokens, fewer than {engine.most[1]}", "Give a smaller --length", reference
+        )
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,9 @@ ROWS, MAX_LENGTH = 128, 128
 
 LEEWAY = 2**24
 """Parameters that a model may have beyond twice those of its files before the files are taken for another model's."""
+
+UNBOUNDED = sys.maxsize
+"""Tokens of a row of a model whose positions have no end."""
 
 Row = dict[str, list[int]]
 
@@ -139,19 +143,19 @@ def _is_known(config: PretrainedConfig) -> bool:
     return model_type in ARCHITECTURES or added_row(model_type) is not None
 
 
-def _most_tokens(config: PretrainedConfig) -> int:
+def most_tokens(config: PretrainedConfig) -> int:
     """Tokens of the longest row that a model takes; of an architecture without a row, so many that it surely does."""
     if _is_known(config):
-        return row_of(config.model_type).most_tokens(config.to_dict()) or MAX_LENGTH
+        return row_of(config.model_type).most_tokens(config.to_dict()) or UNBOUNDED
     positions, padding = (getattr(config, key, None) for key in ("max_position_embeddings", "pad_token_id"))
     # as in RoBERTa, the positions of its tokens may begin behind the id of its padding
-    return positions - 1 - max(1, padding or 0) if positions else MAX_LENGTH
+    return positions - 1 - max(1, padding or 0) if positions else UNBOUNDED
 
 
 def random_rows(model: nn.Module, tokenizer: Any, seed: int = 0) -> list[Row]:
     """ROWS rows of random tokens, 2 to MAX_LENGTH long (or up to the model's maximum positions)."""
     draw, config = np.random.default_rng(seed), model.config
-    most = max(2, min(MAX_LENGTH, _most_tokens(config)))
+    most = max(2, min(MAX_LENGTH, most_tokens(config)))
     words = sorted(set(range(min(len(tokenizer), config.vocab_size))) - set(tokenizer.all_special_ids))
     rows = []
     for length in np.linspace(2, most, ROWS).astype(int):

@@ -275,8 +275,10 @@ def verify() -> None:
 @click.option("--precision", default="fp32,int8", show_default=True, help="Precisions to write, separated by commas.")
 @click.option("--no-fuse", is_flag=True, help="Leave out ONNX Runtime's own operators: the graph then runs elsewhere, too.")
 @click.option("--tensorrt", is_flag=True, help="Write fp16 for TensorRT, too: the engine, or the script that builds it.")
-@click.option("--batch", default=[1, 8, 32], multiple=True, type=click.IntRange(1), help="Rows the engine is made for.")
-@click.option("--length", default=[128], multiple=True, type=click.IntRange(1), help="Tokens the engine is made for.")
+@click.option(
+    "--batch", multiple=True, type=click.IntRange(1), help="Rows that TensorRT's engine is made for.  [default: 1, 8, 32]"
+)
+@click.option("--length", multiple=True, type=click.IntRange(1), help="Tokens that it is made for.  [default: 128]")
 @click.option("--force", is_flag=True, help="Replace an earlier export in --out.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @work("pipelines.cli.work.export_work:export")

@@ -87,6 +87,9 @@ def test_a_delta_of_another_form_is_refused(made, tmp_path):
         session(paths["fp32"], swapped=factors)
     with pytest.raises(UserError, match=r"E645 .*no weight 'nothing'"):
         session(paths["fp32"], swapped={"nothing": np.zeros(2, np.float32)})
+    (tmp_path / "broken.onnx").write_bytes(b"garbage" * 20)
+    with pytest.raises(UserError, match=r"E602 .*not a readable ONNX file"):
+        session(tmp_path / "broken.onnx", swapped=factors)
     (tmp_path / "model.xml").write_text("<net>")
     with pytest.raises(UserError, match=r"E645 .*OpenVINO takes no other weights"):
         session(tmp_path / "model.xml", swapped=factors)

@@ -19,6 +19,7 @@ from compressor.pruning.surgery import Removal, remove
 from compressor.tasks.features import torch_forward
 from export.runtimes.onnxruntime import graph_values
 from export.runtimes.sessions import run, session
+from export.runtimes.tensorrt import profile_of
 from export.standalone.folder import SCRATCH, export_folder, prove, replacing, require_free
 from export.standalone.source_model import find_model, random_rows
 from pipelines.cli.commands import main
@@ -118,6 +119,10 @@ def test_what_is_refused(folders, tmp_path):
         refused(str(folders / "nothing"))
     wrong = CliRunner().invoke(main, ["export", "x", "--out", str(tmp_path / "onnx"), "--precision", "int3"])
     assert wrong.exit_code == 2 and "E109" in wrong.stderr
+    unused = CliRunner().invoke(main, ["export", "x", "--out", str(tmp_path / "onnx"), "--length", "64"])
+    assert unused.exit_code == 2 and "E624 --length is not used" in unused.stderr
+    with pytest.raises(UserError, match=r"E624 .*the model takes 64 tokens, fewer than 128"):
+        refused(str(folders / "stock"), engine=profile_of([1], [128]))
     assert not list(tmp_path.iterdir())
 
 

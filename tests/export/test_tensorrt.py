@@ -83,6 +83,14 @@ def test_it_compiles_to_an_fp16_engine(graph, tmp_path):
         check_engine(plan, library_of(trt), trt.__version__)
 
 
+@pytest.mark.parametrize("notes", ["[]", "null", "{}", "{"])
+def test_an_engine_whose_description_is_damaged_is_refused(tmp_path, notes):
+    (tmp_path / ENGINE).write_bytes(b"engine")
+    (tmp_path / f"{ENGINE}.json").write_text(notes)
+    with pytest.raises(UserError, match="E632"):
+        check_engine(tmp_path / ENGINE, "tensorrt", "10.3")
+
+
 @pytest.fixture(scope="module")
 def two_of_four():
     """The graph of a BERT whose blocks are 2:4, as the project prunes and merges them; its pooler is dense."""

@@ -92,6 +92,7 @@ def test_files_for_cuda_need_a_runtime_that_has_it():
 def test_a_cpu_runs_no_file_for_cuda():
     only, beside = entry(export, precision=["fp16", "bf16"]), entry(export, precision=["fp32", "fp16"])
     assert problems(benchmark, {}, only) == [("E643", ("device",))]
+    assert problems(benchmark, {"device": "cuda", "profile": True}, only) == [("E403", ("profile",))]
     assert problems(deploy, {}, only) == [("E643", ())]
     assert (
         problems(benchmark, {"device": "cuda"}, only) == problems(benchmark, {}, beside) == problems(deploy, {}, beside) == []

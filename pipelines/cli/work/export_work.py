@@ -33,8 +33,14 @@ def export(
     precisions = [word.strip() for word in precision.split(",")]
     if odd := [word for word in precisions if word not in PRECISIONS]:
         raise UserError("E109", f"--precision: unknown '{odd[0]}'", f"One or more of: {', '.join(PRECISIONS)}")
+    for option, given in (("--batch", batch), ("--length", length)):
+        if given and not tensorrt:
+            raise UserError(
+                "E624", f"{option} is not used: only an engine is made for shapes", "Leave it out, or add --tensorrt"
+            )
+    engine = profile_of(batch or (1, 8, 32), length or (128,)) if tensorrt else None
     with tempfile.TemporaryDirectory() as scratch, captured(Path(scratch, "export.log")):
-        options = {"fuse": not no_fuse, "force": force, "engine": profile_of(batch, length) if tensorrt else None}
+        options = {"fuse": not no_fuse, "force": force, "engine": engine}
         summary = export_folder(folder, out, precisions=precisions, **options)
     if as_json:
         click.echo(json.dumps(summary, indent=1, ensure_ascii=False))

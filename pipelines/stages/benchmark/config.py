@@ -54,6 +54,9 @@ def check(config: BenchmarkConfig, earlier: tuple[Entry, ...]) -> Iterable[Probl
     if exports and config.device == "cpu" and "cpu" not in exports[-1].config.devices:
         fix = f"Use device: cuda, or add fp32 to precision in '{exports[-1].id}'"
         yield Problem("E643", "every exported file is for CUDA", fix, ("device",))
+    if config.profile and config.device != "cpu":
+        what = f"profile is not used with device: {config.device}: operators are timed on the CPU"
+        yield Problem("E403", what, "Remove the key, or use device: cpu", ("profile",))
 
 
 def _not_for_cuda(export: Entry) -> Iterable[Problem]:

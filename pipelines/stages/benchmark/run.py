@@ -172,7 +172,7 @@ def profiles_of(
 ) -> dict[str, dict[str, Any]]:
     """Name of an exported file -> where its time goes on the CPU at the largest shape; a file without a profile is told."""
     files = [variant for variant in variants if variant.runtime in RUNTIMES]
-    if not config.profile or config.device != "cpu":
+    if not config.profile:
         return {}
     profiles = {}
     with workspace.progress("profiling", len(files)) as bar:
