@@ -15,6 +15,7 @@ from compressor.deltas.factored import factored
 from compressor.models.architectures import COMPRESSED
 from export.graph.rewrites.joined_attention import joined_attention
 from export.graph.rewrites.separate_residuals import separate_residuals
+from export.graph.trace import products_of
 from export.runtimes.runtime import Device
 
 WRONG_WHEN_FUSED = ("t5",)
@@ -55,10 +56,12 @@ def for_cpu(proto: onnx.ModelProto, excluded: Collection[str] = (), *, join: boo
 def quantized_dynamic(proto: onnx.ModelProto, excluded: Sequence[str] = (), weight_bits: int = 8) -> onnx.ModelProto:
     """The graph with int8 weights (one scale per channel) and activations quantized at run time; embeddings are int8 too.
 
-    The nodes named in `excluded` are not quantized. `weight_bits` of 7 is for processors on which products of 8 bits overflow.
+    The products of the modules `excluded` are not quantized. `weight_bits` of 7 is for processors on which products of 8 bits
+    overflow.
     """
     # a Gemm is first split into NAME_MatMul and an addition
-    both = [name for node in excluded for name in (node, f"{node}_MatMul")]
+    products = products_of(excluded, (node.name for node in proto.graph.node))
+    both = [name for node in products for name in (node, f"{node}_MatMul")]
     config = OnnxRuntimeDynamicConfig(per_channel=True, nodes_to_exclude=both, reduce_range=weight_bits == 7)
     quantizer = OnnxRuntimeQuantizer(config)
     return onnx_ir.to_proto(quantizer.quantize(onnx_ir.from_proto(proto), {}, ExportFormat.ONNX))

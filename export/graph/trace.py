@@ -14,7 +14,7 @@ import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -94,6 +94,12 @@ def _name_products(program: onnx_ir.Model) -> None:
             path = ast.literal_eval(node.metadata_props.get(SCOPES, "['', '']"))[-2] or "model"
             taken[path] += 1
             node.name = path if taken[path] == 1 else f"{path}#{taken[path]}"
+
+
+def products_of(modules: Collection[str], names: Iterable[str]) -> list[str]:
+    """Those of a graph's `names` that are products of `modules`: a module that is called twice has two (DeBERTa's keys and
+    queries, of tokens and of distances)."""
+    return [name for name in names if name.partition("#")[0] in modules or name in modules]
 
 
 def stamp(graph: onnx.ModelProto, model: nn.Module, source: Reference | None = None) -> onnx.ModelProto:

@@ -36,6 +36,8 @@ ELEMENT_TYPES = {
 """OpenVINO's element types -> numpy's. (OpenVINO's own `to_dtype` maps bf16 to float16.)"""
 COMPUTED_IN = ["compress", "computed_in"]
 """Path in a file's rt_info of the type that it is computed in; fp32 where it is missing."""
+WITHOUT = "/WithoutBiases"
+"""End of the name of a Gemm's product, beside the sum that has the Gemm's name."""
 AUTOMATIC_NAME = re.compile(r"\w+_\d+")
 """OpenVINO's generated name of an unnamed node: Type_NUMBER, counted throughout the process."""
 
@@ -169,7 +171,9 @@ def quantized_static(
     model: openvino.Model, rows: Sequence[dict[str, np.ndarray]], excluded: Sequence[str] = ()
 ) -> openvino.Model:
     """int8 weights (one scale per channel) and activations with calibrated scales, by NNCF: SmoothQuant, then bias correction.
-    Embeddings are int8 too. The nodes named in `excluded` are not quantized."""
+    Embeddings are int8 too. The products of the modules `excluded` are not quantized."""
+    from export.graph.trace import products_of
+
     names = [value.get_any_name() for value in model.inputs]
     # it prints progress bars and log to stdout
     with contextlib.redirect_stdout(io.StringIO()):
@@ -178,7 +182,8 @@ def quantized_static(
         dataset = nncf.Dataset(rows, lambda row: {name: row[name] for name in names})
         options = {"subset_size": len(rows), "model_type": nncf.ModelType.TRANSFORMER}
         # a Gemm becomes the nodes NAME/WithoutBiases and NAME; and a missing name was fused away, not misspelt
-        both = [name for node in excluded for name in (node, f"{node}/WithoutBiases")]
+        named = {node.get_friendly_name().removesuffix(WITHOUT) for node in model.get_ops()}
+        both = [name for node in products_of(excluded, sorted(named)) for name in (node, f"{node}{WITHOUT}")]
         return nncf.quantize(model, dataset, ignored_scope=nncf.IgnoredScope(names=both, validate=False), **options)
 
 

@@ -170,6 +170,15 @@ def test_what_is_spared_stays_fp32_in_onnx_runtime(outlier, tmp_path):
     assert errors[1] < 0.2 * errors[0] and errors[2] < 1e-4
 
 
+def test_a_module_that_multiplies_twice_is_spared_in_both_products(tmp_path):
+    """DeBERTa's queries and keys: of the tokens, and of the distances between them."""
+    graph = trace(tiny("deberta-v2", torch.float32), encoding(2, 9))
+    query = next(name for name in matrices(graph) if name.endswith("query_proj"))
+    assert {query, f"{query}#2"} <= set(matrices(graph))
+    quantized = [write_onnx(graph, tmp_path / str(len(ex)), precisions=["int8"], excluded=ex)["int8"] for ex in ((), (query,))]
+    assert integers(quantized[0]) - integers(quantized[1]) == 2
+
+
 def test_what_is_spared_stays_fp32_in_openvino(outlier, tmp_path):
     pytest.importorskip("nncf", reason="the extra openvino is not installed")
     _, graph = outlier
