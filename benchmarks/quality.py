@@ -141,6 +141,7 @@ def _between(cell: Cell) -> list[float]:
 ARMS: dict[str, Callable[[Cell, Callable[[], str]], list[dict]]] = {
     "labels": lambda cell, teacher: [cell.pruned(), cell.labelled()],
     "texts": lambda cell, teacher: [cell.pruned(), cell.taught()],
+    "texts at 4e-4": lambda cell, teacher: [cell.pruned(), cell.taught(learning_rate=4e-4)],
     "variants": lambda cell, teacher: [cell.pruned(), cell.taught(texts=None, augment=7)],
     "texts and variants twice as long": lambda cell, teacher: [cell.pruned(), cell.taught(2, augment=15)],
     "texts then labels": lambda cell, teacher: [cell.pruned(), cell.taught(), cell.labelled()],
@@ -158,7 +159,7 @@ ARMS: dict[str, Callable[[Cell, Callable[[], str]], list[dict]]] = {
     "refit by reconstruction": lambda cell, teacher: [cell.pruned(criterion="reconstruction")],
     "refit-4096 by reconstruction": lambda cell, teacher: [cell.pruned(4096, criterion="reconstruction")],
 }
-"""Name -> the stages that follow the dense model. The first six recover in different ways, the next change one thing of
+"""Name -> the stages that follow the dense model. The first seven recover in different ways, the next change one thing of
 `labels`, the last six do not train at all."""
 
 

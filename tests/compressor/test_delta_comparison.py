@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from compressor.deltas.kinds.refit import Refit
 from compressor.methods import apply
 from compressor.models.anatomy import matrices_of
 from compressor.pruning.surgery import Removal, remove
@@ -31,6 +32,24 @@ def test_comparison_against_the_dense_deltas(tmp_path):
         assert row.norms == pytest.approx((float(x.norm()), float(y.norm())))
         assert row.cosine == pytest.approx(float(torch.cosine_similarity(x, y, dim=0)))
         assert row.jaccard == 1
+
+
+def test_what_a_refit_changed_is_not_compared(tmp_path):
+    """Two trainings are not alike because the same cut was refitted before both."""
+    rows = []
+    for refitted in (False, True):
+        models = [tuned(tiny("bert", torch.float32), "lora", ("ffn_out",)) for _ in range(2)]
+        with torch.no_grad():
+            for name, parameter in models[1].named_parameters():
+                parameter.mul_(-2 if name.endswith(".B") else 1)
+        for model in models if refitted else ():
+            for matrix in matrices_of(model, ("ffn_out",)):
+                matrix.attach(Refit(torch.ones_like(matrix.original)))
+        rows.append(
+            compare_deltas(*(delta_file.read(write(model, tmp_path / str(number))) for number, model in enumerate(models)))
+        )
+    plain, with_refit = ([(row.norms, row.cosine) for row in each] for each in rows)
+    assert plain == with_refit and plain[0][1] == pytest.approx(-1) and rows[1][0].kinds == ("low_rank+refit", "low_rank+refit")
 
 
 def test_comparison_of_whole_matrices(tmp_path):
