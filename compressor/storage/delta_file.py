@@ -240,6 +240,8 @@ def _parse(text: str, flat: dict[str, Tensor], place: str, alone: bool) -> Delta
     sha256 = description.pop("sha256")
     if sha256 != _digest(description, flat):
         raise UserError("E310", "the checksum does not match", "Copy it again, or create it again", place)
+    if broken := next((name for name, tensor in flat.items() if not tensor.isfinite().all()), None):
+        raise UserError("E310", f"'{broken}' has NaN or infinite numbers", "Train it again", place)
     auto_class = description.get("auto_class", SEQUENCES)
     if auto_class not in AUTO_CLASSES:
         raise UserError("E310", f"the Auto class {auto_class!r:.60}", f"Here it is {' or '.join(AUTO_CLASSES)}", place)

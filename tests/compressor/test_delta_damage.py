@@ -40,6 +40,14 @@ def test_damaged_and_foreign_files_are_refused(tmp_path):
     assert "format 7" in refused("E310", delta_file.read, bad)
 
 
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_numbers_that_are_not_finite_are_refused(tmp_path, number):
+    model = tuned(tiny("bert", torch.float32), "lora")
+    with torch.no_grad():
+        next(parameter for name, parameter in model.named_parameters() if name.endswith(".B"))[0, 0] = number
+    assert "NaN or infinite" in refused("E310", delta_file.read, write(model, tmp_path / "x"))
+
+
 def test_what_a_delta_cannot_hold(tmp_path):
     model = tiny("bert", torch.float32)
     assert "nothing was added" in refused("E312", write, model, tmp_path / "x")

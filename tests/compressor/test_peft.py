@@ -243,6 +243,36 @@ def test_other_kinds_of_lora_are_refused(options, tmp_path):
     assert next(iter(options)) in refused("E313", read_adapter, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ([1], "its keys"),
+        ({"r": None}, "a LORA has r"),
+        ({"r": 0}, "a LORA has r"),
+        ({"r": "2"}, "r: "),
+        ({"lora_alpha": "x"}, "lora_alpha: "),
+        ({"lora_alpha": float("nan")}, "lora_alpha: "),
+        ({"rank_pattern": {"(": 2}}, "no regular expression"),
+        ({"rank_pattern": [1]}, "rank_pattern: "),
+        ({"peft_type": ["LORA"]}, "peft_type: "),
+    ],
+    ids=str,
+)
+def test_a_config_that_no_peft_writes_is_refused(change, says, tmp_path):
+    write_peft(tuned(tiny("bert", torch.float32), "lora"), tmp_path, base="b")
+    config = json.loads((tmp_path / CONFIG).read_text())
+    (tmp_path / CONFIG).write_text(json.dumps(change if isinstance(change, list) else config | change))
+    assert says in refused("E313", read_adapter, tmp_path)
+
+
+def test_tensors_that_are_not_finite_are_refused(tmp_path):
+    model = tuned(tiny("bert", torch.float32), "lora")
+    with torch.no_grad():
+        next(parameter for name, parameter in model.named_parameters() if name.endswith(".B"))[0, 0] = float("nan")
+    write_peft(model, tmp_path, base="b")
+    assert "NaN or infinite" in refused("E313", read_adapter, tmp_path)
+
+
 def test_adapters_that_do_not_fit_or_are_damaged(tmp_path):
     refused("E313", read_adapter, tmp_path)
     their_lora(tmp_path, "bert")

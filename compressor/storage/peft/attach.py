@@ -64,8 +64,9 @@ def _support_of(adapter: AdapterFolder, target: str, size: int) -> tuple[Tensor,
     indices, values = (adapter.tensors.get(f"{target}.supertuning_{part}") for part in ("indices", "values"))
     if indices is None:
         raise unsupported(adapter.folder, "save_precomputed_indices: false")
-    inside = len(indices) == 0 or 0 <= int(indices.min()) <= int(indices.max()) < size
-    if indices.shape != values.shape or indices.dim() != 1 or not inside:
+    if indices.dim() != 1 or indices.shape != values.shape or indices.is_floating_point():
+        raise _unfit(adapter, target)
+    if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < size:
         raise _unfit(adapter, target)
     omega, where = indices.long().unique(return_inverse=True)
     sums = values.new_zeros(len(omega)).index_add(0, where, values)

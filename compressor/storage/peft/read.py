@@ -12,8 +12,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -67,6 +68,36 @@ TENSORS = {
     "SUPERTUNING": re.compile(r".*\.supertuning_(indices|values|lora_[AB]\.weight)"),
 }
 """Supported formats, and patterns of their tensor names."""
+
+
+def _compiles(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"no regular expression ({error})") from None
+    return pattern
+
+
+Pattern = Annotated[str, AfterValidator(_compiles)]
+
+
+class AdapterConfig(BaseModel):
+    """What is read of adapter_config.json; all other keys are compared with UNDERSTOOD."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    peft_type: str
+    r: int | None = Field(default=None, ge=0)
+    lora_alpha: float | None = Field(default=None, allow_inf_nan=False)
+    rank_pattern: dict[Pattern, Annotated[int, Field(ge=1)]] | None = None
+    alpha_pattern: dict[Pattern, Annotated[float, Field(allow_inf_nan=False)]] | None = None
+    use_rslora: bool | None = None
+
+    @model_validator(mode="after")
+    def _lora_has_its_numbers(self) -> Self:
+        if self.peft_type == "LORA" and (not self.r or self.lora_alpha is None):
+            raise ValueError("a LORA has r and lora_alpha")
+        return self
 
 
 @dataclass(frozen=True)
@@ -131,10 +162,16 @@ def read_adapter(folder: Path | str) -> AdapterFolder:
     try:
         config = json.loads((folder / CONFIG).read_text())
         tensors = load_file(folder / WEIGHTS)
+        AdapterConfig.model_validate(config)
     except OSError:
         fix = f"Give a folder with {CONFIG} and {WEIGHTS}; pickled weights are not read"
         raise UserError("E313", "no peft adapter here", fix, str(folder)) from None
-    except (ValueError, SafetensorError):
+    except ValidationError as error:
+        fault = error.errors()[0]
+        key = ".".join(map(str, fault["loc"])) or "its keys"
+        what = f"{CONFIG}: {key}: {fault['msg']}"
+        raise UserError("E313", what, "The folder is damaged: save the adapter again", str(folder)) from None
+    except (ValueError, RecursionError, SafetensorError):
         raise UserError("E313", "the adapter cannot be read", "The folder is damaged", str(folder)) from None
     if config.get("peft_type") not in TENSORS:
         raise unsupported(folder, f"peft_type {config.get('peft_type')}")
@@ -145,6 +182,8 @@ def read_adapter(folder: Path | str) -> AdapterFolder:
     odd = [name for name in tensors if re.search(r"\.(lora|supertuning)_", name) and not pattern.fullmatch(name)]
     if odd or not all(name.startswith(PREFIX) for name in tensors):
         raise unsupported(folder, f"tensor {next(iter(odd), next(iter(tensors), 'none'))}")
+    if broken := next((name for name, tensor in tensors.items() if not tensor.isfinite().all()), None):
+        raise UserError("E313", f"tensor {broken} has NaN or infinite numbers", "Train the adapter again", str(folder))
     return AdapterFolder(folder, config, {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()})
 
 
