@@ -8,21 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from compressor.account import Places
-from compressor.cost import spendable
 from compressor.deltas.sources import top_mask
 from compressor.errors import UserError
 from compressor.selection.finite import LARGEST_WEIGHT, require_finite, require_ranks
 from compressor.selection.rpca import sparse_residual
 from compressor.selection.settings import SettingName
-
-if TYPE_CHECKING:
-    from compressor.models.anatomy import Matrix
 
 
 def _rpca(weight: Tensor, seed: int, setting: SettingName = "default", rank: int | None = None) -> Tensor:
@@ -89,15 +84,6 @@ def choose_all(scores: Mapping[str, Tensor], layer_of: Mapping[str, int], places
         count = places.of(sum(tensor.numel() for tensor in tensors))
         omega |= dict(zip(paths, choose_places(tensors, count, named(scope)), strict=True))
     return omega
-
-
-def require_unmasked(matrices: Sequence[Matrix], budget: int) -> None:
-    """Raise UserError E401 for a budget of no entry, or of more than those of `matrices` that no pruning mask hides."""
-    total, free = (sum(sizes) for sizes in ([m.original.numel() for m in matrices], [m.unmasked for m in matrices]))
-    spendable(budget, total)
-    if budget > free:
-        what = f"a budget of {budget:,} places, and all but {free:,} of {total:,} are pruned"
-        raise UserError("E401", what, "Give a smaller budget, or other modules")
 
 
 def weight_score(weight: Tensor, score: str, seed: int, *, path: str = "this matrix", **settings) -> Tensor:

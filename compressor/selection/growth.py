@@ -21,7 +21,7 @@ from compressor.deltas.sources import top_mask
 from compressor.errors import UserError
 from compressor.models.anatomy import Matrix
 from compressor.selection.allocation import RECORDED, recorded_steps, sparsity_entropy, tensor_sparsity
-from compressor.selection.choice import require_unmasked
+from compressor.selection.budget import require_unmasked
 from compressor.selection.finite import require_finite
 from compressor.selection.gradients import Heuristic
 

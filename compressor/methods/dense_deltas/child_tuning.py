@@ -26,7 +26,7 @@ def attach_child(model: nn.Module, options: Options) -> None:
         return
     from compressor.deltas.kinds.dense import Projected, Thinned
     from compressor.models.anatomy import matrices_of
-    from compressor.selection.choice import require_unmasked
+    from compressor.selection.budget import require_unmasked
 
     matrices = matrices_of(model, options.modules)
     if options.child == "f":

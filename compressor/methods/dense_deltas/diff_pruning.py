@@ -16,7 +16,7 @@ def attach_gated(model: nn.Module, options: Options) -> None:
     """Add a Gated link to every chosen matrix. Raises UserError E401 for a budget of no entry, or of too many."""
     from compressor.deltas.kinds.dense import Gated
     from compressor.models.anatomy import matrices_of
-    from compressor.selection.choice import require_unmasked
+    from compressor.selection.budget import require_unmasked
 
     budget, matrices = selective.places_of(shape_of(model), options), matrices_of(model, options.modules)
     require_unmasked(matrices, budget)
