@@ -223,10 +223,6 @@ class Untrained(Delta):
 
     tuned = False
 
-    def entries(self) -> tuple[Tensor, Tensor]:
-        # no part of what tuning changed: ΔW is compared without it
-        return torch.empty(0, dtype=torch.int64), torch.empty(0)
-
     def separable(self, size: int) -> bool:
         return True
 

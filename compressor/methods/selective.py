@@ -103,7 +103,6 @@ METHOD = Method(
     mergeable={"weights": True, "lora": True, "adapter": False},
     omega_kinds=("static",),
     kind_key="strategy",
-    unused=lambda settings: {} if settings.exp else {"eps": "exp 0"},
     variants={
         "static": (),
         "increment": ("budget", "checkpoints", "schedule", "exp", "eps"),

@@ -39,9 +39,10 @@ UNCHANGED = "{} changes nothing there"
 
 
 def _pieces(changes: list[Change]) -> Pieces:
-    """Each change as a flat tensor, or as (indices, values)."""
+    """Each change as a flat tensor, or as (indices, values); empty where it is no part of what tuning changed."""
+    nothing = torch.empty(0, dtype=torch.int64), torch.empty(0)
     with torch.no_grad():
-        entries = [change.entries() for change in changes]
+        entries = [change.entries() if change.tuned else nothing for change in changes]
     return [values if places is None else (places, values) for places, values in entries]
 
 

@@ -415,11 +415,6 @@ MISTAKES = [
         "E312 {file}:7: stages[2].recover.checkpoints: a checkpoint is kept as a change of the base",
     ),
     Mistake(
-        "eps without an exponent",
-        rewrite(WITHOUT_SELECT.replace("rank: 4", f"{GROWS}, eps: 0.5")),
-        "E403 {file}:5: stages[0].tune.eps: eps is not used by method selective with exp 0",
-    ),
-    Mistake(
         "steps and epochs", ("rank: 4", "steps: 4, epochs: 2"), "E403 {file}:6: stages[1].tune.steps: steps and epochs exclude"
     ),
     Mistake(
