@@ -68,9 +68,11 @@ def check_head(model: nn.Module, head: dict[str, Tensor] | None, label_names: Se
     if head.keys() != head_names(model):
         odd = sorted(head.keys() ^ head_names(model))[:3]
         raise UserError("E311", f"another task head: {', '.join(odd)}", fix)
+    # a hidden layer of the head may be as wide as there are classes
+    last = next((name for name in reversed([*dict(model.named_parameters())]) if name in head), "").rpartition(".")[0]
     for name, tensor in head.items():
         shape = model.get_parameter(name).shape
-        expected = (len(label_names), *shape[1:]) if shape[0] == model.config.num_labels else tuple(shape)
+        expected = (len(label_names), *shape[1:]) if name.rpartition(".")[0] == last else tuple(shape)
         if tuple(tensor.shape) != expected:
             raise UserError("E311", f"{name} is {tuple(tensor.shape)}, the model wants {tuple(expected)}", fix)
 

@@ -24,6 +24,7 @@ from compressor.storage.layout import accounts, fold, unfold
 from compressor.storage.live import strip
 from tests.compressor.conftest import OPTIONS, logits, tiny, tuned
 from tests.compressor.delta_parts import LABELS, THREE, bits_of, live, refused, same, write
+from tests.compressor.training_parts import with_classes
 from tests.tiny import write_model
 
 # --- the format ---
@@ -202,6 +203,16 @@ def test_switching_tasks_leaves_the_base_and_repeats_bit_for_bit(tmp_path):
     now = bits_of(model)
     head = {name: now.pop(name) for name in compression_of(model).head_parameters}
     assert same(now, {name: tensor for name, tensor in bare.items() if name not in head})
+
+
+def test_as_many_classes_as_a_hidden_layer_of_the_head_is_wide(tmp_path):
+    """DistilBERT's head has one: it stays as it is where a task has fewer classes."""
+    tasks = {count: tuned(with_classes("distilbert", count, torch.float32), "lora") for count in (32, 2)}
+    paths = {count: write(task, tmp_path / str(count), labels=[*map(str, range(count))]) for count, task in tasks.items()}
+    model = live("distilbert")
+    for count in (32, 2, 32):
+        compressor.load(base=model, delta=paths[count])
+        assert torch.equal(logits(model), logits(tasks[count]))
 
 
 def test_tasks_of_other_class_counts(tmp_path):
