@@ -63,9 +63,14 @@ class Trained:
         return row.count(shape, self.options, self.places.total(shape) if row.uses_omega and self.places else 0)
 
     def kept(self, shape: ModelShape) -> int:
-        """Number of those parameters that remain after training, which a later stage can train further."""
+        """Number of those parameters that remain after training."""
         row = method(self.method)
         return (row.kept(shape, self.options) if row.kept else 0) or self.count(shape)
+
+    def continued(self, shape: ModelShape) -> int:
+        """Number of those that a later stage can train further."""
+        row = method(self.method)
+        return row.continued(shape, self.options) if row.continued else self.kept(shape)
 
 
 @dataclass(frozen=True)

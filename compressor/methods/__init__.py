@@ -167,6 +167,8 @@ class Method:
     """Scopes within which entries compete for Ω."""
     kept: Callable[[ModelShape, Options], int] | None = None
     """Final |Ω|, if more is trained at first; 0 for a variant that keeps all."""
+    continued: Callable[[ModelShape, Options], int] | None = None
+    """Number of those that a later stage trains further with `same`, if fewer."""
     trains_base: bool = False
     """Whether the pretrained weights themselves are trained."""
     many_tasks: bool = False

@@ -7,6 +7,7 @@ In a model of many tasks (`compressor.training.multitask.join_heads`), every tas
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from compressor.compression import Tasks, compression_of
@@ -137,6 +138,11 @@ def count(shape: ModelShape, options: Options, places: int) -> int:
     return total
 
 
+def prototypes_alone(shape: ModelShape, options: Options) -> int:
+    """Number of parameters of the prototypes: the masks of a stored model are fixed."""
+    return count(shape, replace(options, masks="random"), 0)
+
+
 def views(shape: ModelShape, options: Options) -> dict[str, list[tuple[int, int]]]:
     """(trained scalars of the tensors, entries that are masked) of every block, by the prototype that they share."""
     if options.shared == "adapter":
@@ -161,6 +167,7 @@ METHOD = Method(
     formula="n + n'L (n prototype, n' what is masked), of T tasks n + n'(L + T); not shared: (n + n')L",
     attach=attach_prototypes,
     count=count,
+    continued=prototypes_alone,
     learning_rate=1e-3,
     source="Zeng et al. 2023 (ProPETL), sections 3.2 to 3.4, table 4 and appendix A.3",
     reads=(

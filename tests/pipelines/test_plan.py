@@ -16,6 +16,7 @@ from compressor.models.hub import weightless_model
 from compressor.pruning.scores import random_scores
 from compressor.pruning.surgery import remove
 from compressor.pruning.weights import densities
+from compressor.storage.changes import describe_changes, restore
 from pipelines.engine.stage import Entry
 from pipelines.stages.prune.config import PruneConfig, PruneItem, count_to_remove
 from pipelines.stages.prune.config import check as prune_check
@@ -47,6 +48,17 @@ def test_the_papers_flops_count_what_a_method_adds(name, options, computes):
     apply(model, name, options)
     settings = settings_of(method_row(name), options, model)
     assert (settings["rank"], settings["places"]) == computes
+
+
+@pytest.mark.parametrize("keys", [{}, {"share": False}, {"shared": "lora", "rank": 4}, {"masks": "random"}], ids=str)
+def test_what_goes_on_of_propetl_are_its_prototypes(keys):
+    """The scores of its masks are not stored: `same` behind it trains fewer parameters than it did."""
+    model, again = tiny("bert"), tiny("bert").requires_grad_(False)
+    config = TuneConfig(method="propetl", **keys)
+    apply(model, "propetl", config.options(None, None, ""))
+    restore(again, *describe_changes(model))
+    trained = sum(parameter.numel() for parameter in again.parameters() if parameter.requires_grad)
+    assert recover_plan(RecoverConfig(), tune_plan(config, start("bert"))).trainable[-1][1] == trained
 
 
 def start(architecture: str) -> Plan:

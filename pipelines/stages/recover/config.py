@@ -225,10 +225,10 @@ def trained_on(entry: Entry, earlier: tuple[Entry, ...]) -> On:
 
 
 def plan(config: RecoverConfig, plan: Plan) -> Plan:
-    """Plan: `same` trains all existing deltas; its count is an upper bound: pruning may have removed entries of Ω, and the
-    network of a reparametrized prefix is dropped."""
+    """Plan: `same` trains all existing deltas. Its count is an upper bound where pruning has removed entries of Ω, or the
+    network of a reparametrized prefix is dropped, and a lower one with `deselected: freeze`: all that ever moved goes on."""
     if config.method == "same":
-        count = sum(trained.kept(plan.shape) for trained in plan.trained)
+        count = sum(trained.continued(plan.shape) for trained in plan.trained)
         return replace(plan, trainable=(*plan.trainable, ("recover", count)))
     added, shape = planned(config, config.method, plan)
     name, count = counted("recover", added, shape)
