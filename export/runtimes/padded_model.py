@@ -57,7 +57,8 @@ class PaddedModel:
             # rows that fit into the model's positions may not fit once they are padded
             self.shortest_failed = min(self.shortest_failed, padded["input_ids"].shape[1])
             return self.infer(names, feeds)
-        arrays = [np.array(self.request.results[name]) for name in names]
+        results = self.request.results
+        arrays = [np.array(results[name]) for name in names]
         if padded is feeds:
             return arrays
         length = feeds["input_ids"].shape[1]
