@@ -9,10 +9,17 @@ from pipelines.engine.stage import Workspace
 from pipelines.engine.store import lock, replace_files, sealed
 
 
-def once(name: str, make: Callable[[], bytes], workspace: Workspace, ending: str = "json") -> bytes:
+def once(
+    name: str,
+    make: Callable[[], bytes],
+    workspace: Workspace,
+    ending: str = "json",
+    refused: Callable[[bytes], str] = lambda content: "",
+) -> bytes:
     """The result of `make`, from the file `name` of the cache if it was made before and not requested again.
 
-    A file without its checksum is made again. Raises UserError E803 if it was changed.
+    A file without its checksum is made again, and one for which `refused` has a reason, which is told. Raises UserError E803 if
+    it was changed.
     """
     path = workspace.cache / f"{name}.{ending}"
     seal = path.with_suffix(".sha256")
@@ -22,8 +29,10 @@ def once(name: str, make: Callable[[], bytes], workspace: Workspace, ending: str
             content = path.read_bytes()
             if seal.read_bytes() != sealed(content, path.name):
                 raise UserError("E803", "has changed since it was measured", "Delete it: it is measured again", str(path))
-            workspace.say(f"{name} is there")
-            return content
+            if not (why := refused(content)):
+                workspace.say(f"{name} is there")
+                return content
+            workspace.say(f"{name} is made again: {why}")
         content = make()
         replace_files({path: content, seal: sealed(content, path.name)})
     return content

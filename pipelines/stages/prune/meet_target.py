@@ -142,7 +142,8 @@ def lowest_of(chosen: Widths, scores: Mapping[str, Sequence[Any]]) -> dict[int, 
 
 
 def latency_table(target: Target, dense: nn.Module, inputs: Inputs, data: Data, workspace: Workspace) -> LatencyTable:
-    """The latency table for the dense model's shape on this machine: read from the cache if measured before.
+    """The latency table for the dense model's shape on this machine: read from the cache if it was measured before, and not
+    beside other work.
 
     Raises UserError E803 if the file belongs to another table, E901 if the runtime is missing.
     """
@@ -165,7 +166,10 @@ def latency_table(target: Target, dense: nn.Module, inputs: Inputs, data: Data, 
             )
         return table.to_json().encode()
 
-    table = LatencyTable.from_json(once(name, measure, workspace).decode(), facts)
+    def disturbed(content: bytes) -> str:
+        return disturbance(LatencyTable.from_json(content.decode(), facts).waited)
+
+    table = LatencyTable.from_json(once(name, measure, workspace, refused=disturbed).decode(), facts)
     if told := disturbance(table.waited):
         workspace.say(f"{name}: {told} ({AGAIN})")
     return table
