@@ -143,6 +143,7 @@ ARMS: dict[str, Callable[[Cell, Callable[[], str]], list[dict]]] = {
     "texts": lambda cell, teacher: [cell.pruned(), cell.taught()],
     "texts at 4e-4": lambda cell, teacher: [cell.pruned(), cell.taught(learning_rate=4e-4)],
     "variants": lambda cell, teacher: [cell.pruned(), cell.taught(texts=None, augment=7)],
+    "variants thrice as long at 4e-4": lambda cell, teacher: [cell.pruned(), cell.taught(3, augment=15, learning_rate=4e-4)],
     "texts and variants twice as long": lambda cell, teacher: [cell.pruned(), cell.taught(2, augment=15)],
     "texts then labels": lambda cell, teacher: [cell.pruned(), cell.taught(), cell.labelled()],
     "larger teacher": lambda cell, teacher: [cell.pruned(), cell.taught(teacher=teacher())],
@@ -159,7 +160,7 @@ ARMS: dict[str, Callable[[Cell, Callable[[], str]], list[dict]]] = {
     "refit by reconstruction": lambda cell, teacher: [cell.pruned(criterion="reconstruction")],
     "refit-4096 by reconstruction": lambda cell, teacher: [cell.pruned(4096, criterion="reconstruction")],
 }
-"""Name -> the stages that follow the dense model. The first seven recover in different ways, the next change one thing of
+"""Name -> the stages that follow the dense model. The first eight recover in different ways, the next change one thing of
 `labels`, the last six do not train at all."""
 
 
