@@ -24,6 +24,7 @@ from compressor.deltas.kinds.mask import Mask
 from compressor.deltas.registry import KINDS
 from compressor.errors import UserError
 from compressor.models.files.damage import door
+from compressor.models.files.weight_files import not_finite
 from compressor.models.hub import AUTO_CLASSES, SEQUENCES, class_facts, head_names
 from compressor.models.row_file import use_stored_row
 from compressor.pruning.surgery import kept_of
@@ -240,7 +241,7 @@ def _parse(text: str, flat: dict[str, Tensor], place: str, alone: bool) -> Delta
     sha256 = description.pop("sha256")
     if sha256 != _digest(description, flat):
         raise UserError("E310", "the checksum does not match", "Copy it again, or create it again", place)
-    if broken := next((name for name, tensor in flat.items() if not tensor.isfinite().all()), None):
+    if broken := not_finite(flat):
         raise UserError("E310", f"'{broken}' has NaN or infinite numbers", "Train it again", place)
     auto_class = description.get("auto_class", SEQUENCES)
     if auto_class not in AUTO_CLASSES:

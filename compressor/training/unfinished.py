@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from compressor.deltas.links import Change
 from compressor.digests import sha256_of
+from compressor.models.files.weight_files import not_finite
 
 MANIFEST = "manifest.json"
 CHANGING = "changing.safetensors"
@@ -72,4 +73,4 @@ def is_complete(folder: Path) -> bool:
 
 def is_finite(folder: Path) -> bool:
     """Whether no tensor of `save_changing` contains NaN or infinity, from which a training cannot recover."""
-    return all(tensor.isfinite().all() for tensor in load_file(folder / CHANGING).values())
+    return not_finite(load_file(folder / CHANGING)) is None

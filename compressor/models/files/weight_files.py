@@ -7,12 +7,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from compressor.digests import kept_while_unchanged
 from compressor.models.files.damage import Damage, read_json, reason_of, shown
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -63,6 +67,12 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         name: StoredTensor(tuple(entry["shape"]), entry["dtype"], 8 + length + entry["data_offsets"][0])
         for name, entry in entries.items()
     }
+
+
+def not_finite(tensors: Mapping[str, Tensor]) -> str | None:
+    """Name of the first tensor with NaN or infinite numbers, None where there is none. For a file, without loading it:
+    `check_finite`."""
+    return next((name for name, tensor in tensors.items() if not tensor.isfinite().all()), None)
 
 
 def check_finite(path: Path, tensors: Mapping[str, StoredTensor]) -> None:

@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from compressor.errors import UserError
+from compressor.models.files.weight_files import not_finite
 from compressor.models.hub import SEQUENCES
 from compressor.models.tasks_table import HEAD_TASKS
 
@@ -182,7 +183,7 @@ def read_adapter(folder: Path | str) -> AdapterFolder:
     odd = [name for name in tensors if re.search(r"\.(lora|supertuning)_", name) and not pattern.fullmatch(name)]
     if odd or not all(name.startswith(PREFIX) for name in tensors):
         raise unsupported(folder, f"tensor {next(iter(odd), next(iter(tensors), 'none'))}")
-    if broken := next((name for name, tensor in tensors.items() if not tensor.isfinite().all()), None):
+    if broken := not_finite(tensors):
         raise UserError("E313", f"tensor {broken} has NaN or infinite numbers", "Train the adapter again", str(folder))
     return AdapterFolder(folder, config, {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()})
 
