@@ -11,24 +11,28 @@ from pipelines.sweeps.sweep_summary import Setting, Spread, SweepResult
 
 
 def figures_of(result: SweepResult) -> list[Figure]:
-    """One Pareto plot for every cost in which settings differ, and of a table for every column: the quality of the last stage,
-    by its main metric."""
-    spreads = [spread for spread in result.spreads if spread.mean is not None]
-    last = [spread for spread in spreads if (spread.stage, spread.metric) == main_metric(result)]
-    columns = dict.fromkeys(spread.setting[1:] if result.table else () for spread in last)
+    """One Pareto plot for every cost in which settings differ, and for every main metric of the last stage; of a table for
+    every column."""
+    last = [spread for spread in _of_the_last_stage(result) if spread.metric == result.mains.get(spread.setting)]
+    columns = dict.fromkeys(_column(result, spread) for spread in last)
     figures: list[Figure] = []
     for (cost, costs), column in itertools.product(result.costs.items(), columns):
-        quality = {spread.setting: spread for spread in last if not result.table or spread.setting[1:] == column}
+        quality = {spread.setting: spread for spread in last if _column(result, spread) == column}
         known = {setting: value for setting, value in costs.items() if setting in quality}
         if len(set(known.values())) > 1:
-            title = f"Quality against {cost}{': ' if column else ''}{', '.join(column)}"
-            figures.append(_figure(f"pareto-{len(figures) + 1}", title, cost, known, quality, result.falls))
+            metric, *task = column
+            title = f"Quality against {cost}{': ' if task else ''}{', '.join(task)}"
+            figures.append(_figure(f"pareto-{len(figures) + 1}", title, cost, known, quality, metric in result.falling))
     return figures
 
 
-def main_metric(result: SweepResult) -> tuple[str, str] | None:
-    """(stage, metric): the main metric of the last stage."""
-    return (result.spreads[-1].stage, result.main) if result.spreads else None
+def _of_the_last_stage(result: SweepResult) -> list[Spread]:
+    return [spread for spread in result.spreads if spread.mean is not None and spread.stage == result.spreads[-1].stage]
+
+
+def _column(result: SweepResult, spread: Spread) -> tuple[str, ...]:
+    """What the qualities of one plot have in common: their metric, and of a table the column."""
+    return spread.metric, *(spread.setting[1:] if result.table else ())
 
 
 def front(costs: Mapping[Setting, float], quality: Mapping[Setting, float]) -> list[Setting]:

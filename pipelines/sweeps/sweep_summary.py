@@ -84,13 +84,13 @@ class SweepResult:
     failures: tuple[dict[str, Any], ...] = ()
     artifacts: Mapping[str, int] = field(default_factory=dict)
     """Stage id -> how many different results the trials have: what they share counts once."""
-    main: str = ""
-    """The main metric of the last stage."""
+    mains: Mapping[Setting, str] = field(default_factory=dict)
+    """Setting -> the main metric of its task."""
+    falling: frozenset[str] = frozenset()
+    """The main metrics of which smaller values are better."""
     search: SearchSummary | None = None
     counts: str = ""
     """How many stages this command ran and reused, in words."""
-    falls: bool = False
-    """Whether smaller values of the main metric are better, in all trials."""
     table: bool = False
     """Whether its first key is the rows of a table: the others then are tasks, whose qualities are not compared."""
 
@@ -116,9 +116,9 @@ def summarize(
         if _has(metric, [outcomes[trial.name].quality.get(stage, {}) for trial in group])
     ]
     last = [spread for spread in spreads if spread.stage == stages[-1]]
+    mains = _mains(groups, outcomes)
     if plan.grid.named:  # of a table the main metric of each trial's task alone
-        mains = {setting: {outcomes[trial.name].main for trial in group} for setting, group in groups.items()}
-        last = [spread for spread in last if spread.metric in mains[spread.setting]]
+        last = [spread for spread in last if spread.metric == mains.get(spread.setting)]
     errors = {trial.name: error for trial in trials if (error := outcomes[trial.name].error)}
     return SweepResult(
         folder,
@@ -131,8 +131,8 @@ def summarize(
         {name: error for name, error in errors.items() if out_of_reach(plan, error)},
         tuple(failure for trial in trials for failure in outcomes[trial.name].failures),
         _artifacts(outcomes.values()),
-        next((outcome.main for outcome in outcomes.values() if outcome.main), ""),
-        falls=all(outcome.falls for outcome in outcomes.values() if not outcome.error),
+        mains,
+        frozenset(outcome.main for outcome in outcomes.values() if outcome.falls),
         table=bool(plan.grid.named),
     )
 
@@ -151,6 +151,12 @@ def _groups(trials: Sequence[SweepTrial]) -> dict[Setting, list[SweepTrial]]:
     for trial in trials:
         groups.setdefault(setting_of(trial), []).append(trial)
     return groups
+
+
+def _mains(groups: Mapping[Setting, Sequence[SweepTrial]], outcomes: Mapping[str, TrialOutcome]) -> dict[Setting, str]:
+    """The main metric of every setting of which a trial did not fail."""
+    found = {setting: [outcomes[trial.name].main for trial in group] for setting, group in groups.items()}
+    return {setting: next(filter(None, names)) for setting, names in found.items() if any(names)}
 
 
 def _measured(outcomes: Sequence[TrialOutcome], stages: Sequence[str]) -> list[tuple[str, str]]:

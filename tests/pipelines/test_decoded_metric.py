@@ -118,7 +118,8 @@ def test_the_front_of_a_metric_that_falls_is_below():
     spreads = [Spread(END, SCORE, (name,), 1, value, 0.0, value, value, (value,)) for name, value in (("a", 0.5), ("b", 0.4))]
     costs = {"bytes": {("a",): 1.0, ("b",): 2.0}}
     for falls, front in ((True, ["a", "b"]), (False, ["a"])):
-        (figure,) = figures_of(SweepResult(None, ("x",), spreads, [], costs, main=SCORE, falls=falls))
+        mains, falling = dict.fromkeys(costs["bytes"], SCORE), frozenset([SCORE] if falls else [])
+        (figure,) = figures_of(SweepResult(None, ("x",), spreads, [], costs, mains=mains, falling=falling))
         assert figure.data[0]["text"] == front and f"left and {'low' if falls else 'high'} is good" in figure.caption
 
 
@@ -127,11 +128,26 @@ def test_columns_of_a_table_have_a_front_each():
     scores = {("lora", "sst2"): 0.80, ("lora", "stsb"): 0.85, ("vera", "sst2"): 0.79, ("vera", "stsb"): 0.70}
     spreads = [Spread(END, SCORE, setting, 1, value, 0.0, value, value, (value,)) for setting, value in scores.items()]
     costs = {"bytes": {setting: 100.0 if setting[0] == "lora" else 10.0 for setting in scores}}
-    one, other = figures_of(SweepResult(None, ("method", "task"), spreads, [], costs, main=SCORE, table=True))
+    same = dict.fromkeys(scores, SCORE)
+    one, other = figures_of(SweepResult(None, ("method", "task"), spreads, [], costs, mains=same, table=True))
     assert one.data[0]["text"] == ["vera, sst2", "lora, sst2"] and one.title == "Quality against bytes: sst2"
     assert other.data[0]["text"] == ["vera, stsb", "lora, stsb"] and other.title.endswith("stsb")
-    (together,) = figures_of(SweepResult(None, ("method", "task"), spreads, [], costs, main=SCORE))
+    (together,) = figures_of(SweepResult(None, ("method", "task"), spreads, [], costs, mains=same))
     assert together.data[0]["text"] == ["vera, sst2", "lora, stsb"]
+
+
+def test_columns_with_another_metric_have_a_front_too():
+    """One that falls, and one that rises; before, only columns of the first trial's metric had a plot, all in its direction."""
+    scores = {("lora", "sst2"): 0.80, ("lora", "e2e"): 0.5, ("vera", "sst2"): 0.79, ("vera", "e2e"): 0.4}
+    metric = {"sst2": "accuracy", "e2e": "ter"}
+    spreads = [Spread(END, metric[key[1]], key, 1, value, 0.0, value, value, (value,)) for key, value in scores.items()]
+    costs = {"bytes": {setting: 100.0 if setting[0] == "lora" else 10.0 for setting in scores}}
+    mains = {setting: metric[setting[1]] for setting in scores}
+    result = SweepResult(None, ("method", "task"), spreads, [], costs, mains=mains, falling=frozenset(["ter"]), table=True)
+    rising, falling = figures_of(result)
+    assert rising.data[0]["text"] == ["vera, sst2", "lora, sst2"] and "left and high is good" in rising.caption
+    assert falling.data[0]["text"] == ["vera, e2e"] and "left and low is good" in falling.caption
+    assert rising.title.endswith("sst2") and falling.title.endswith("e2e")
 
 
 @pytest.mark.parametrize(
