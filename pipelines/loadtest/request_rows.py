@@ -17,11 +17,11 @@ from compressor.tasks.features import model_rows
 from compressor.tasks.reading import read_task
 from pipelines.runs.finished import open_run
 from pipelines.runs.served import find_repository
+from serving.answer_bounds import IN_BATCHES, tolerance_in_batches
 from serving.client import Client
 from serving.clients.by_tokens import TextEncoder, find_version
 from serving.layout.version_file import read_version
 from serving.loadtest.traffic import (
-    Outputs,
     Row,
     Traffic,
     check_testable,
@@ -43,28 +43,31 @@ def traffic_of(
     """Up to MOST_ROWS random rows of a run or of a file. Raises UserError E745, E749 (neither given), E714, E805, E2xx."""
     config = client.config(model)
     check_testable(model, config)
+    version = version_of(run, model) if run else None
+    bound = tolerance_in_batches(version) if version else IN_BATCHES
     if texts is not None:
         chosen = drawn(read_texts(texts))
+        source = f"{len(chosen)} texts of {texts.name}"
         if takes_texts(config):
-            return Traffic(text_rows(config, chosen), f"{len(chosen)} texts of {texts.name}")
-        return Traffic(tokens_of(client, model, config, chosen, tokenizer), f"{len(chosen)} texts of {texts.name}, as tokens")
+            return Traffic(text_rows(config, chosen), source, bound=bound)
+        return Traffic(tokens_of(client, model, config, chosen, tokenizer), f"{source}, as tokens", bound=bound)
     if run is None:
         raise UserError("E749", "there are no rows to send", "Give --run RUN for its validation rows, or --texts FILE")
-    rows, (first, recorded) = run_rows(config, run), recorded_of(run, model)
+    rows, (first, recorded) = run_rows(config, run), recorded_rows(version) if version else ([], [])
     known = f", the answers of {len(recorded)} as recorded" if recorded else ""
-    return Traffic([*first, *rows], f"{len(rows)} validation rows of {run.name}{known}", recorded)
+    return Traffic([*first, *rows], f"{len(rows)} validation rows of {run.name}{known}", recorded, bound)
 
 
-def recorded_of(run: Path, model: str) -> tuple[list[Row], list[Outputs]]:
-    """The rows and answers that were recorded when the run deployed the model; none where it did not."""
+def version_of(run: Path, model: str) -> Path | None:
+    """The folder of the version that the run deployed under this name; None where it did not."""
     try:
         folder = find_repository(run).repository / model
     except UserError as error:
         if error.code != "E805":
             raise
-        return [], []
+        return None
     versions = [path for path in folder.glob("*") if path.name.isdecimal()]
-    return recorded_rows(max(versions, key=lambda path: int(path.name))) if versions else ([], [])
+    return max(versions, key=lambda path: int(path.name), default=None)
 
 
 def run_rows(config: Mapping[str, Any], run: Path) -> list[Row]:

@@ -31,13 +31,13 @@ def setting_rows(evidence: Record, most: int | None = None) -> list[list[str]]:
 def conclusions(evidence: Record) -> list[str]:
     """What was chosen, in keys of the stage `deploy`, and what it keeps under random arrivals."""
     chosen, limit = evidence["chosen"], evidence["p99_ms"]
-    keys = {key: chosen[key] for key in ("instances", "threads", "max_queue_delay_us", "max_batch_tokens")}
-    written = ", ".join(f"{key}: {value}" for key, value in keys.items() if value is not None)
-    lines = [f"measured {len(evidence['settings'])} of {evidence['grid']} settings with {evidence['rows']}"]
-    lines.append(f"deploy: {{{written}}}" + ("" if chosen["max_queue_delay_us"] is not None else ", without dynamic batching"))
-    size = max(1, round(chosen["answers_a_second"] * limit / 1000 / 4))
-    refuse = f"max_queue_size: {size}, timeout_ms: {limit / 4:g}"
-    lines.append(f"for overload: {{{refuse}}} refuses early what would come late; see it with --rate 2x --deadline {limit:g}")
+    lines = [f"measured {len(evidence['settings'])} of {evidence['grid']} settings with {evidence['rows']}", as_keys(chosen)]
+    if of_texts(chosen):
+        size = max(1, round(chosen["answers_a_second"] * limit / 1000 / 4))
+        refuse = f"max_queue_size: {size}, timeout_ms: {limit / 4:g}"
+        lines.append(
+            f"for overload: {{{refuse}}} refuses early what would come late; see it with --rate 2x --deadline {limit:g}"
+        )
     rate = within_limit(evidence["arrivals"])
     if rate is None:
         slowest = significant(evidence["arrivals"][0]["rate"])
@@ -45,6 +45,21 @@ def conclusions(evidence: Record) -> list[str]:
     else:
         lines.append(f"requests at random times: up to {significant(rate)} a second, 99 % are answered within {limit:g} ms")
     return lines
+
+
+def of_texts(chosen: Record) -> bool:
+    """Whether a setting is one of a model of texts: tokens of a batch are a knob of it alone."""
+    return chosen["max_batch_tokens"] is not None
+
+
+def as_keys(chosen: Record) -> str:
+    """A setting in keys of the stage `deploy`, which gives a model of tokens no dynamic batching."""
+    keys = ("instances", "threads", *(("max_queue_delay_us", "max_batch_tokens") if of_texts(chosen) else ()))
+    line = f"deploy: {{{', '.join(f'{key}: {chosen[key]}' for key in keys if chosen[key] is not None)}}}"
+    delay = chosen["max_queue_delay_us"]
+    if delay is None:
+        return f"{line}, without dynamic batching"
+    return line if of_texts(chosen) else f"{line}, and by this config.pbtxt alone dynamic batching with a delay of {delay} µs"
 
 
 def to_markdown(evidence: Record) -> str:

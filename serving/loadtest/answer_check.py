@@ -8,21 +8,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from compressor.errors import CheckError, UserError
-from serving.answer_bounds import IN_BATCHES
+from serving.answer_bounds import IN_BATCHES, TOLERANCE
 from serving.loadtest.request_pools import CONNECTION
 from serving.loadtest.senders import TIMED_OUT, Record
 from serving.loadtest.traffic import Outputs, outputs_of
 
 EQUAL = 1e-4
-"""Largest difference, relative to the row's largest value (1 at least), of an answer that counts as equal; more than
-IN_BATCHES is a wrong one."""
+"""Largest difference, relative to the row's largest value (1 at least), of an answer that counts as equal."""
 FEW = 0.05
-"""Share of the answers that may be of another text (label, tags) without one wrong number, for the same reason."""
+"""Share of the answers that may be of another text (label, tags) without one wrong number: where two classes are all but equal,
+the order of a sum decides."""
 
 
 @dataclass(frozen=True)
 class Checked:
-    """Answers by how they compare: `near` are those between EQUAL and IN_BATCHES, or of another text beside such numbers."""
+    """Answers by how they compare: `near` are those between EQUAL and `bound`, or of another text beside such numbers."""
 
     answers: int = 0
     near: int = 0
@@ -30,6 +30,7 @@ class Checked:
     changed: int = 0
     unchecked: int = 0
     max_difference: float = 0.0
+    bound: float = IN_BATCHES
 
 
 def first_answers(record: Record, rows: int) -> list[Outputs]:
@@ -48,35 +49,36 @@ def first_answers(record: Record, rows: int) -> list[Outputs]:
 
 
 def require_recorded(recorded: Sequence[Outputs], found: Sequence[Outputs]) -> None:
-    """Raises CheckError E750 where rows that come alone are not answered as when the model was deployed."""
-    verdicts = [compared(*pair) for pair in zip(recorded, found, strict=False)]
+    """Raises CheckError E750 where rows that come alone are not answered as when the model was deployed, but for TOLERANCE."""
+    verdicts = [compared(*pair, TOLERANCE) for pair in zip(recorded, found, strict=False)]
     odd = [(number, worst) for number, (verdict, worst) in enumerate(verdicts) if verdict in ("wrong", "changed")]
     if odd:
         what = f"{len(odd)} of {len(verdicts)} rows are not answered as recorded (row {odd[0][0]} differs by {odd[0][1]:.3g})"
         raise CheckError("E750", what, "Test the model that the run deployed, or give other rows with --texts")
 
 
-def check_answers(expected: Sequence[Outputs], records: Iterable[Record]) -> Checked:
-    """Compare every different answer of each row with the expected one."""
+def check_answers(expected: Sequence[Outputs], records: Iterable[Record], bound: float = IN_BATCHES) -> Checked:
+    """Compare every different answer of each row with the expected one; a difference of more than `bound` is wrong."""
     counts, worst, unchecked = dict.fromkeys(("equal", "near", "wrong", "changed"), 0), 0.0, 0
     for record in records:
         unchecked += record.unchecked
         for (row, header, body), count in record.answers.items():
-            verdict, difference = compared(expected[row], outputs_of(body, header))
+            verdict, difference = compared(expected[row], outputs_of(body, header), bound)
             counts[verdict] += count
             worst = max(worst, difference)
     checked = {key: counts[key] for key in ("near", "wrong", "changed")}
-    return Checked(sum(counts.values()), **checked, unchecked=unchecked, max_difference=worst)
+    return Checked(sum(counts.values()), **checked, unchecked=unchecked, max_difference=worst, bound=bound)
 
 
-def compared(expected: Outputs, found: Outputs) -> tuple[str, float]:
-    """'equal', 'near', 'wrong' (numbers, shapes, outputs) or 'changed' (texts alone), and the largest relative difference."""
+def compared(expected: Outputs, found: Outputs, bound: float) -> tuple[str, float]:
+    """'equal', 'near', 'wrong' (numbers beyond `bound`, shapes, outputs) or 'changed' (texts alone), and the largest relative
+    difference."""
     if expected.keys() != found.keys() or any(expected[name].shape != found[name].shape for name in expected):
         return "wrong", np.inf
     numbers = [name for name in expected if expected[name].dtype != object]
     worst = max((difference(expected[name], found[name]) for name in numbers), default=0.0)
     same_texts = all((expected[name] == found[name]).all() for name in expected.keys() - set(numbers))
-    if worst > IN_BATCHES:
+    if worst > bound:
         return "wrong", worst
     if worst > EQUAL:
         return "near", worst

@@ -130,7 +130,7 @@ def measure(fleet: Fleet, target: Target, load: Load, deadline: float | None, ex
         "curve": curve(measured.latencies),
         "server": {**server, **watch.figures(server["requests"])},
         "client": client_figures(records, latencies["p50"]),
-        "answers": without_infinity(asdict(check_answers(expected, records))),
+        "answers": without_infinity(asdict(check_answers(expected, records, fleet.traffic.bound))),
     }
 
 

@@ -80,9 +80,11 @@ def run_levels(
 
 
 def require_answers(levels: Sequence[dict[str, Any]]) -> None:
-    """Raises CheckError E750 if answers under load were not those of the rows alone."""
+    """Raises CheckError E750 if answers under load were not those of the rows alone, or a level has none."""
     for level in levels:
         answers = level["answers"]
+        if not answers["answers"] + answers["unchecked"]:
+            raise CheckError("E750", "no request was answered", "See the errors above, and the server's log", level["load"])
         if answers["wrong"] or answers["changed"] > FEW * answers["answers"]:
             count = answers["wrong"] + answers["changed"]
             what = f"{count} of {answers['answers']} answers under load differ from those of the same row alone"

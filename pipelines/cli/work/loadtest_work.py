@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from compressor.errors import UserError
+from pipelines.cli.given import require_unused
 from pipelines.cli.shown import near, note
 from pipelines.cli.work.tune_work import tune_model
 from pipelines.engine.store import write_atomic
@@ -30,6 +31,9 @@ from serving.loadtest.plan import require_answers, run_levels, wishes
 from serving.loadtest.request_pools import Endpoint
 from serving.server import EmbeddedServer
 
+OF_LEVELS = ("concurrency", "rate", "deadline", "seconds", "warmup", "requests", "timeout", "ca", "token")
+"""Options of a test's levels and of the server that is asked."""
+
 
 @dataclass(frozen=True)
 class Served:
@@ -43,8 +47,12 @@ class Served:
 def loadtest(target: str, model: str, **options: Any) -> None:
     """Test a served model at every level, or tune it; a run's folder as target is served for the time of the test."""
     if options["tune"]:
+        require_unused(OF_LEVELS, "with --tune")
         tune_model(target, model, **options)
         return
+    require_unused(["p99_ms"], "without --tune")
+    if options["texts"] is None:
+        require_unused(["tokenizer"], "without --texts")
     levels = wishes(options["concurrency"], options["rate"])
     with server_of(target, options) as served:
         test = carried_out(served, model, levels, options)

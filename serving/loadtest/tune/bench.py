@@ -105,7 +105,7 @@ class Bench:
     def _send(self, endpoint: Endpoint, load: Load) -> Probe:
         records, start, _ = self.fleet.run(endpoint, load, lambda start: None)
         measured = window(records, load, start)
-        right = not measured.kinds and not check_answers(self.expected, records).wrong
+        right = not measured.kinds and not check_answers(self.expected, records, self.fleet.traffic.bound).wrong
         return Probe(measured.answered() / measured.seconds, measured.latencies, right)
 
     def _bytes(self, setting: Setting) -> float:

@@ -173,6 +173,37 @@ def test_the_evidence_is_written_and_shown(tmp_path, capfd):
     assert (tmp_path / "tuned" / "config.pbtxt").read_text() == "name: 'm'\n" and "config.pbtxt" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("setting", "line"),
+    [
+        (Setting(2, 1, None), "deploy: {instances: 2, threads: 1}, without dynamic batching"),
+        (
+            Setting(2, 1, 250),
+            "deploy: {instances: 2, threads: 1}, and by this config.pbtxt alone dynamic batching with a delay",
+        ),
+    ],
+)
+def test_keys_that_deploy_does_not_give_a_model_of_tokens_are_not_named(setting, line):
+    trial = Trial(setting, 0.05, probes={4: [Probe(100, np.full(200, 0.01))]})
+    evidence = {"p99_ms": 50, "rows": "3 rows", "grid": 40, "chosen": trial.figures(), "settings": [trial.figures()]}
+    told = conclusions(evidence | {"arrivals": [{"rate": 50.0, "p99_ms": 20.0, "in_time": 1.0}]})
+    assert told[1].startswith(line) and not any("max_queue_size" in line for line in told)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--tune", "--rate", "5"], "--rate is not used with --tune"),
+        (["--p99-ms", "3"], "--p99-ms is not used without --tune"),
+        (["--tokenizer", "x"], "--tokenizer is not used without --texts"),
+    ],
+)
+def test_an_option_that_is_not_read_is_refused(options, told, capfd):
+    with pytest.raises(SystemExit) as end:
+        main(["loadtest", "127.0.0.1:1", "reviews", *options], prog_name="compress")
+    assert end.value.code == 2 and f"E112 {told}" in capfd.readouterr().err
+
+
 def test_only_a_runs_folder_is_tuned(capfd):
     with pytest.raises(SystemExit) as end:
         main(["loadtest", "127.0.0.1:1", "reviews", "--tune"], prog_name="compress")
