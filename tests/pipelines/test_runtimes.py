@@ -50,6 +50,18 @@ def test_deploy_takes_what_is_exported():
     assert problems(deploy, {}, only) == []
 
 
+def test_keys_of_deploy_that_nothing_uses_are_refused():
+    assert problems(deploy, {"interfaces": ["tokens"], "max_queue_size": 2}, BOTH) == [("E403", ("max_queue_size",))]
+    assert problems(deploy, {"max_queue_size": 2}, BOTH) == []
+
+    def of_generation(**config):
+        found = deploy.with_tasks(deploy.DeployConfig(**config), False, ["generation"])
+        return [(problem.code, problem.key) for problem in found]
+
+    assert of_generation(name="writer", interfaces=["text"], threads=2) == []
+    assert of_generation(interfaces=["tokens"], instances=4) == [("E403", ("interfaces",)), ("E403", ("instances",))]
+
+
 def test_the_default_is_the_first_runtime_and_int8():
     chosen = deploy.DeployConfig().chosen
     both = {"fp32": {}, "int8": {}}

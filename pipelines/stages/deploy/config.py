@@ -9,13 +9,18 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, field_validator
 
 from compressor.errors import CheckError
+from compressor.tasks.task_kind import kind_of
 from export.runtimes.runtime_registry import CPU_PRECISIONS, CPU_RUNTIMES, DEFAULT, RUNTIMES, packages_of
-from pipelines.engine.stage import Entry, Problem, Stage, StageConfig
+from pipelines.engine.stage import Entry, Problem, Stage, StageConfig, one_task_only
 from pipelines.file import limits
 from serving.layout.knobs import DEFAULT_KNOBS, INTERFACES, Knobs
 
 if TYPE_CHECKING:
     from compressor.account import Plan
+
+
+OF_TEXTS = ("max_batch_tokens", "streams", "max_queue_delay_us", "max_queue_size", "timeout_ms")
+"""Keys that only NAME-text uses."""
 
 
 class DeployConfig(StageConfig):
@@ -121,7 +126,25 @@ def for_cpu(runtime: str, precision: str) -> bool:
     return "cpu" in RUNTIMES[runtime].precisions.get(precision, ())
 
 
+def with_tasks(config: DeployConfig, many: bool, kinds: Sequence[str]) -> Iterable[Problem]:
+    yield from one_task_only(config, many, kinds)
+    if not any(kind_of(kind).generates for kind in kinds):
+        return
+    if "text" not in config.interfaces:
+        yield Problem("E403", "a model that generates takes texts", "Remove the key, or add text to it", ("interfaces",))
+    yield from unused(config, (knob.name for knob in fields(Knobs) if knob.name != "threads"), "a model that generates")
+
+
+def unused(config: DeployConfig, keys: Iterable[str], by: str) -> Iterable[Problem]:
+    """A fault for each of `keys` that has another value than its default."""
+    for key in keys:
+        if getattr(config, key) != DeployConfig.model_fields[key].default:
+            yield Problem("E403", f"{key} is not used by {by}", "Remove the key", (key,))
+
+
 def check(config: DeployConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
+    if "text" not in config.interfaces:
+        yield from unused(config, OF_TEXTS, "a model of tokens, and interfaces has no text")
     exports = [entry for entry in earlier if entry.row.exports]
     if not exports:
         return
@@ -164,6 +187,7 @@ STAGE = Stage(
     extras=lambda config: packages_of([config.runtime]),
     run="pipelines.stages.deploy.run:run",
     check=check,
+    with_tasks=with_tasks,
     estimate=estimate,
     optional=True,
 )
