@@ -6,7 +6,7 @@ import csv
 import gzip
 import json
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import yaml
@@ -15,6 +15,9 @@ from rich.console import Console
 from pipelines.engine.runner import run_pipeline
 from pipelines.engine.stage import Artifact
 from pipelines.file.config import load_pipeline
+
+Row = dict[str, str]
+"""Columns of a row."""
 
 
 def rows_of(path: Path, task: str) -> Iterator[dict[str, str]]:
@@ -42,6 +45,53 @@ def train_file(source: Path) -> Path:
 def write_rows(path: Path, rows: Iterable[dict[str, str]]) -> None:
     """Write rows as JSON lines."""
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+
+
+def held_apart(rows: Sequence[Row], count: int, seed: int = 0) -> tuple[list[Row], list[Row]]:
+    """(`count` rows to hold back, the others, both in random order) of rows that are sentences and phrases cut from them, as in
+    SST-2: no other row stands word for word in the sentence of a row held back, nor does a row held back stand in another.
+
+    Rows drawn at random would stand in others: of 2,156 with four words or more, 1,827 did. Raises ValueError for too few rows.
+    """
+    draw = random.Random(seed)
+    owner = _sentence_of_phrases([row["text"] for row in rows])
+    sentences = sorted({number for number in owner.values() if number >= 0})
+    places: dict[int, list[Row]] = {}
+    for row in rows:
+        places.setdefault(owner[_words(row["text"])], []).append(row)
+    drawn, held = set(), []
+    for number in draw.sample(sentences, len(sentences)):
+        if len(held) >= count:
+            break
+        drawn.add(number)
+        held += places.get(number, [])
+    if len(held) < count:
+        raise ValueError(f"{len(held)} rows can be held apart, not {count}")
+    inside = {part for row in held for part in _parts(_words(row["text"]))}
+    others = [row for row in rows if owner[_words(row["text"])] not in drawn and _words(row["text"]) not in inside]
+    return draw.sample(held, count), draw.sample(others, len(others))
+
+
+def _sentence_of_phrases(texts: Iterable[str]) -> dict[str, int]:
+    """Every run of words of the texts -> the number of the one sentence, a text that stands in no other, which holds it; -1
+    where several do."""
+    owner: dict[str, int] = {}
+    for number, text in enumerate(sorted({_words(text) for text in texts}, key=lambda words: (-words.count(" "), words))):
+        if text not in owner:
+            for part in _parts(text):
+                owner[part] = number if owner.get(part, number) == number else -1
+    return owner
+
+
+def _words(text: str) -> str:
+    """The words of a text with one space between them."""
+    return " ".join(text.split())
+
+
+def _parts(words: str) -> set[str]:
+    """Every run of successive words."""
+    each = words.split(" ")
+    return {" ".join(each[start:end]) for start in range(len(each)) for end in range(start + 1, len(each) + 1)}
 
 
 def write_task(task: str, source: Path, folder: Path, count: int) -> dict:

@@ -6,9 +6,10 @@
     python benchmarks/quality.py ... --arms cut,refit,refit-4096                   without any training
     python benchmarks/quality.py ... --summary                                     the tables of what is recorded
 
-DIR holds GLUE's folders (SST-2, STS-B, RTE). Validation is dev.tsv and training rows that nothing else uses, pooled. Every run
-is an ordinary pipeline (tune, prune to the target, recover) on one store below --work, so the command can be stopped and
-started again. Speed-ups are ONNX Runtime's, fp32, 8 x 128 tokens, against the dense tuned model, measured in the prune stage.
+DIR holds GLUE's folders (SST-2, STS-B, RTE). Validation is dev.tsv and training rows that nothing else uses, pooled; SST-2's
+rows are sentences and phrases of them: no row held back stands in another one, or another one in it. Every run is an ordinary
+pipeline (tune, prune to the target, recover) on one store below --work, so the command can be stopped and started again.
+Speed-ups are ONNX Runtime's, fp32, 8 x 128 tokens, against the dense tuned model, measured in the prune stage.
 
 The dense model is tuned and then trained further (all weights, three epochs), as a student can hardly be better than it. A
 recovery trains further, too, from which the dense model would gain as well: the control is the dense model as much later. With
@@ -26,15 +27,16 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.grid import rows_of, run_file, train_file, write_rows
+from benchmarks.grid import held_apart, rows_of, run_file, train_file, write_rows
 from benchmarks.quality_picture import picture
 from benchmarks.record import Record, plain, spread
+from compressor.digests import sha256_of
 from compressor.models.hub import resolve
 from compressor.tasks.task_kind import Metric, kind_of
 from pipelines.engine.environment import machine
@@ -81,9 +83,7 @@ def write_task(name: str, glue: Path, folder: Path) -> dict[str, Any]:
     """train.jsonl, validation.jsonl and, where there are texts, texts.jsonl, drawn with a fixed seed; the `task:` of them."""
     row, source = TASKS[name], glue / TASKS[name].folder
     kind = name.removesuffix("-all")
-    drawn = list(rows_of(train_file(source), kind))
-    random.Random(0).shuffle(drawn)
-    held, rest = drawn[: row.held], drawn[row.held :]
+    held, rest = _held(list(rows_of(train_file(source), kind)), row)
     folder.mkdir(parents=True, exist_ok=True)
     write_rows(folder / "train.jsonl", rest[: row.rows])
     write_rows(folder / "validation.jsonl", [*rows_of(source / "dev.tsv", kind), *held])
@@ -91,6 +91,14 @@ def write_task(name: str, glue: Path, folder: Path) -> dict[str, Any]:
         others = rest if kind == "sst2" else [*rest, *_unlabelled(source / "test.tsv")]
         write_rows(folder / "texts.jsonl", [{key: text for key, text in one.items() if key != "label"} for one in others])
     return {"train": "train.jsonl", "validation": "validation.jsonl", "label": "label", **row.keys}
+
+
+def _held(rows: list[dict[str, str]], row: TaskRow) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+    """The rows held back, and all others, in random order."""
+    if row.folder == "SST-2":
+        return held_apart(rows, row.held)
+    random.Random(0).shuffle(rows)
+    return rows[: row.held], rows[row.held :]
 
 
 def _unlabelled(path: Path) -> Iterator[dict[str, str]]:
@@ -180,7 +188,7 @@ class Grid:
 
     def figures(self, cell: Cell, seed: int) -> dict | None:
         """A cell's figures of one seed; None where they are not recorded and nothing is to be trained."""
-        name = f"{self.task}-{cell.speedup:g}x-{cell.arm}-{seed}".replace(" ", "-")
+        name = f"{self.task}-{cell.speedup:g}x-{cell.arm}{self._of_teacher(cell.arm)}-{seed}".replace(" ", "-")
         figures = self._recorded(name, lambda: self._made(name, cell, seed))
         if self.train:
             print(f"{name:<32} {figures['measured']:.2f}x  {figures['dense']:.2f} -> {figures['quality']:.2f}", flush=True)
@@ -218,13 +226,17 @@ class Grid:
 
     def taught_control(self, seed: int) -> dict | None:
         """Quality of the dense model after learning what the arm `larger teacher` learns."""
-        name = f"{self.task}-control-larger-teacher-{seed}"
+        name = f"{self.task}-control-larger-teacher{self._of_teacher()}-{seed}"
 
         def made() -> dict:
             lesson = Cell(self.task, 1, "larger teacher").taught(teacher=self._teacher())
             return {"quality": self.quality(self._run(name, seed, [lesson])["recover"])}
 
         return self._recorded(name, made)
+
+    def _of_teacher(self, arm: str = "larger teacher") -> str:
+        """What tells the figures of one larger teacher from those of another."""
+        return f"-{resolve(self.teacher).sha256[:8]}" if arm == "larger teacher" else ""
 
     def _teacher(self) -> str:
         """The folder of the larger model, tuned for the task with seed 0."""
@@ -235,7 +247,9 @@ class Grid:
 
     def teacher_figures(self) -> dict | None:
         """Quality of the larger teacher; None where it is not recorded and nothing is to be trained."""
-        return self._recorded(f"{self.task}-teacher", lambda: {"quality": self.quality(self._tuned_teacher()["further"])})
+        return self._recorded(
+            f"{self.task}-teacher{self._of_teacher()}", lambda: {"quality": self.quality(self._tuned_teacher()["further"])}
+        )
 
     def _run(self, name: str, seed: int, stages: list[dict], model: str | None = None) -> dict[str, Artifact]:
         file = {"name": name, "model": model or self.model, "task": self.file, "threads": self.threads, "seed": seed}
@@ -330,6 +344,8 @@ def facts_of(options: argparse.Namespace, task: str) -> dict:
     facts = machine([STAGE], None, ["onnxruntime"])
     settings = {
         "model": resolve(options.model).sha256,
+        "task": asdict(TASKS[task]),
+        "rows": {path.name: sha256_of(path) for path in sorted((options.work / task).glob("*.jsonl"))},
         "further": TASKS[task].further,
         "texts": ON_TEXTS,
         "threads": options.threads,

