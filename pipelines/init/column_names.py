@@ -8,7 +8,9 @@ LABELS = (
 )
 PAIRS = (
     *(("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("question", "sentence")),
-    *(("text1", "text2"), ("text_a", "text_b"), ("query", "passage"), ("first", "second")),
+    *(("text1", "text2"), ("text_a", "text_b"), ("sentence_a", "sentence_b"), ("first", "second")),
+    *(("question", "passage"), ("question", "context"), ("question", "document"), ("question", "answer")),
+    *(("query", "passage"), ("query", "document"), ("claim", "evidence"), ("text", "hypothesis")),
 )
 TEXTS = ("sentence", "text", "review", "content", "body", "comment", "tweet", "message", "utterance", "document", "question")
 PROMPTS = (

@@ -9,10 +9,11 @@ from pathlib import Path
 from compressor.account import Plan
 from compressor.errors import UserError
 from compressor.models.architectures import row_of
-from compressor.models.hub import config_of, tokenizer_of
+from compressor.models.hub import config_of
 from compressor.models.normalized import normalized
 from compressor.processor import default_threads, processor
 from compressor.tasks import GENERATED, Subset, TaskConfig
+from compressor.tasks.data import task_tokenizer
 from compressor.tasks.features import tokens_of
 from compressor.tasks.rows import Split
 from compressor.tasks.task_kind import kind_of
@@ -37,7 +38,8 @@ def max_length(splits: Mapping[str, Split], task: TaskConfig, folder: Path) -> t
     """
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     most = row_of(config["model_type"]).most_tokens(config) or 8192
-    tokenizer, kind = tokenizer_of(folder), kind_of(task.kind)
+    kind = kind_of(task.kind)
+    tokenizer = task_tokenizer(folder, kind)
     lengths = {role: tokens_of(tokenizer, split, kind.continues) for role, split in splits.items()}
     uncut = not kind.truncates
     needed = lengths if uncut else {role: kind.least_tokens(tokenizer, split) for role, split in splits.items()}

@@ -9,12 +9,14 @@ from functools import cached_property
 from typing import Any
 
 from compressor.errors import UserError
-from compressor.tasks import GENERATED, ending
+from compressor.tasks import GENERATED, KINDS, ending
+from compressor.tasks.kinds.multilabel import cells_of
+from compressor.tasks.kinds.spans import answer_pairs
 from compressor.tasks.kinds.tokens import is_tag
 from compressor.tasks.reading import WORD_FILES
 from pipelines.init.column_names import LABELS, PAIRS, PROMPTS, TAGS, TEXTS, WORDS
 from pipelines.init.data_files import NUMBER, DataTable
-from pipelines.init.list_guesses import answer_columns, choice_columns, list_column, marked_columns
+from pipelines.init.list_guesses import answer_columns, choice_columns, is_labels, list_column, marked_columns
 
 MOST_CLASSES, MOST_GRADES = 200, 20
 """Largest number of distinct words, and of distinct integers, in a column of classes."""
@@ -130,9 +132,9 @@ def guess(table: DataTable, text: Sequence[str] = (), label: str | None = None, 
     if not text and not label and kind in (None, "marked") and (marked := marked_columns(values)):
         why = f"spans of a text: {', '.join(marked[0][1:])}"
         return Guess("marked", *marked, {"kind": why, "text": why, "label": why})
-    if kind is None and label is None and (lists := list_column(values)):
+    if label is None and kind in (None, "multilabel") and (lists := list_column(values)):
         label, kind = lists, "multilabel"
-        given = {"kind": f"'{lists}' holds lists of labels", "label": "the only column with lists of texts"}
+        given = {"kind": f"'{lists}' holds lists of labels", "label": "the only column with lists of labels"}
     label, why_label = (label, given.get("label", "as given")) if label else _label(table, columns, text)
     text, why_text = (tuple(text), "as given") if text else _text(table, columns, label)
     kind, why_kind = (kind, given.get("kind", "as given")) if kind else _kind(table, columns[label])
@@ -210,7 +212,9 @@ def _text(table: DataTable, columns: dict[str, DataColumn], label: str) -> tuple
 
 
 def _kind(table: DataTable, label: DataColumn) -> tuple[str, str]:
-    """classification or regression, by the labels. Raises UserError E131 if they fit neither."""
+    """multilabel, regression or classification, by the labels. Raises UserError E131 if they fit none."""
+    if label.lists and all(map(is_labels, label.values)):
+        return "multilabel", f"'{label.name}' holds lists of labels"
     count = len(label.distinct)
     if label.numbers and (label.fractions or count > MOST_GRADES):
         return "regression", f"'{label.name}' holds {count} different numbers, {label.distinct[0]} to {label.distinct[-1]}"
@@ -237,12 +241,45 @@ def _both(pair: tuple[str, str], columns: dict[str, DataColumn]) -> tuple[str, s
     return (names[0], names[1]) if len(names) == 2 else None
 
 
-def labelled(table: DataTable, guessed: Guess, train: DataTable) -> bool:
-    """Whether a file called test can be used for validation: it has labels, all of which occur in training."""
-    if guessed.label not in table.columns or not set(guessed.text) <= set(table.columns):
-        return False
+def notes_on(table: DataTable, guessed: Guess, text: Sequence[str] = ()) -> list[str]:
+    """What a guess leaves open: sentences that are not read, unless the user gave the columns of the `text`; a class -1."""
+    columns = {name: DataColumn(name, table.values(name)) for name in table.columns}
+    notes = []
+    unread = [name for name, column in columns.items() if name not in (*guessed.text, guessed.label) and column.free]
+    if unread and not text:
+        pair = len(guessed.text) == 1 and KINDS[guessed.kind].most == 2
+        fix = f"; --text {guessed.text[0]},{unread[0]} for a pair" if pair else ""
+        notes.append(f"{', '.join(unread)} {'is' if len(unread) == 1 else 'are'} not read{fix}")
+    label = columns[guessed.label]
+    if guessed.kind == "classification" and label.numbers and label.distinct[:2] == ["-1", "0"]:
+        count = label.texts.count("-1")
+        notes.append(f"-1 in '{label.name}' is read as a class; if it marks missing labels, delete the {count} rows with it")
+    return notes
+
+
+READ_LISTS = {"multilabel": cells_of, "spans": answer_pairs}
+"""Kinds whose label may be an empty list: a cell -> its list, None where it is none."""
+
+
+def unlabelled(table: DataTable, guessed: Guess, train: DataTable) -> str | None:
+    """Why a file called test can be neither scored nor used for validation: it has no labels, or some that do not occur in
+    training; None if it can."""
+    for name in (*guessed.text, guessed.label):
+        if name not in table.columns:
+            return f"it has no column '{name}'"
     column = DataColumn(guessed.label, table.values(guessed.label))
-    if guessed.kind == "classification":
-        classes = DataColumn(guessed.label, train.values(guessed.label)).distinct
-        return column.filled and len(column.distinct) > 1 and set(column.distinct) <= set(classes)
-    return all(column.values) if column.lists else column.filled and len(column.distinct) > 1
+    if read := READ_LISTS.get(guessed.kind):
+        lists = [read(value) for value in column.values]
+        filled, varied = None not in lists, any(lists)
+    else:
+        filled = all(column.values) if column.lists else column.filled
+        varied = column.lists or len(column.distinct) > 1
+    if not filled:
+        return f"labels are missing in its column '{guessed.label}'"
+    if not varied:
+        return f"all rows of its column '{guessed.label}' are alike"
+    if guessed.kind not in ("classification", "marked"):
+        return None
+    known = DataColumn(guessed.label, train.values(guessed.label)).distinct
+    unknown = sorted(set(column.distinct) - set(known))
+    return f"its label '{unknown[0]:.60}' never occurs in training" if unknown else None

@@ -9,7 +9,7 @@ from typing import Any
 from compressor.tasks.kinds.spans import answer_pairs
 
 Columns = Mapping[str, Sequence[Any]]
-PREMISES = ("premise", "question", "context", "sent1", "startphrase", "goal", "text", "ctx")
+PREMISES = ("premise", "question", "context", "startphrase", "sent1", "goal", "text", "ctx", "sentence")
 CHOICES = ("choices", "endings", "options")
 CHOICE = re.compile("(choice|ending|option|sol|answer)_?[0-9]")
 RIGHT = ("label", "answer", "gold", "gold_label")
@@ -17,8 +17,8 @@ RIGHT = ("label", "answer", "gold", "gold_label")
 
 
 def list_column(columns: Columns) -> str | None:
-    """The only column in which every row has a list of texts; None where there is none, or several."""
-    found = [name for name, values in columns.items() if all(map(_is_texts, values)) and any(values)]
+    """The only column in which every row has a list of labels; None where there is none, or several."""
+    found = [name for name, values in columns.items() if all(map(is_labels, values)) and any(values)]
     return found[0] if len(found) == 1 else None
 
 
@@ -49,6 +49,11 @@ def marked_columns(columns: Columns) -> tuple[tuple[str, ...], str] | None:
     spelt = {name.strip().lower(): name for name in columns}
     names = ("text", "span1", "span2", "label")
     return (tuple(spelt[name] for name in names[:3]), spelt["label"]) if set(names) <= set(spelt) else None
+
+
+def is_labels(value: Any) -> bool:
+    """Whether a cell is a list of labels: of texts, or of integers."""
+    return isinstance(value, list) and all(isinstance(item, str) or type(item) is int for item in value)
 
 
 def _is_texts(value: Any) -> bool:

@@ -24,15 +24,17 @@ from compressor.models.architectures import row_of
 from compressor.models.hub import config_of, find_folder, resolve
 from compressor.tasks import GENERATED, PACKED, TaskConfig, ending
 from compressor.tasks.reading import TaskData, read_task, read_tests
+from compressor.tasks.sources.hub_set import is_hub
 from compressor.text_files import from_home
 from pipelines.engine.preflight import check_inputs, check_packages, make_plan
 from pipelines.file.config import load_pipeline
 from pipelines.file.schema import schema_text
 from pipelines.init import defaults
-from pipelines.init.data_files import DataTable, Files, find_files, read_table, require_name, role_of, split_rows
+from pipelines.init.data_files import DataTable, Files, find_files, read_table, require_name, role_of
 from pipelines.init.first_numbers import STEPS_FOR, has_places, kept_share, max_length, time_of, used_rows
 from pipelines.init.first_pipeline import Facts, pipeline_text
-from pipelines.init.guesses import Guess, guess, labelled
+from pipelines.init.guesses import Guess, guess, notes_on, unlabelled
+from pipelines.init.row_split import split_rows
 from serving.bundle import find_bundle
 
 
@@ -97,17 +99,17 @@ def make(options: InitOptions, say: Say = lambda title, text: None) -> Made:
     Raises UserError E130 (which file?), E131 (which column?), E132 (which model?), E133 (a file exists), E2xx and E3xx for
     faults of data and model, E801 and E804 if nothing can be written.
     """
-    files, name = _chosen(options, find_files(options.data)), _name(options.data)
+    files, name = _chosen(options), _name(options.data)
     _check_free(options, files, [options.out])
     train, validation, guessed = _read(options, files)
-    test = _test(files, guessed, train) if validation.path != files.test else None
-    if validation.path == files.test:
-        say("note", f"{files.test.name} is used for validation, as there is no dev file: it no longer serves as a test")
+    test = _test(options, files, guessed, train, say)
     model = _model(options.model, guessed.kind)
     guessed = _of_model(guessed, options, model)
     for title in ("kind", "text", "label"):
         value = {"kind": guessed.kind, "text": ", ".join(guessed.text), "label": guessed.label}[title]
         say(title, f"{value}: {guessed.why[title]}")
+    for note in notes_on(train, guessed, options.text):
+        say("note", note)
     say("model", options.model or f"{defaults.DEFAULT_MODEL}: the default")
     given: dict[str, DataTable] = {}
     with _beside(options.out) as scratch, _as_given(options.out, scratch, given):
@@ -133,16 +135,16 @@ def make(options: InitOptions, say: Say = lambda title, text: None) -> Made:
     return Made(written, time_of(plan, facts, mean, rows))
 
 
-def _chosen(options: InitOptions, files: Files) -> Files:
-    """The data files, after applying the user's options."""
+def _chosen(options: InitOptions) -> Files:
+    """The data files, those of the user's options among them."""
     if options.split and options.validation:
         raise UserError("E130", "--split and --validation exclude each other", "Leave one of them out")
-    if options.split:
-        return replace(files, validation=None, test=None)
+    files = find_files(options.data, validates=not (options.split or options.validation))
     if options.validation:
         require_name(options.validation.absolute())
-        return replace(files, validation=options.validation, test=None)
-    if files.validation is None and files.test is None:
+        tests = tuple(path for path in files.tests if not _same(path, options.validation))
+        return replace(files, validation=options.validation, tests=tests)
+    if not options.split and files.validation is None and files.test is None:
         fix = "Name a second file: --validation FILE, or set rows apart: --split 0.1"
         raise UserError("E130", "no rows to measure quality on", fix, str(files.train))
     return files
@@ -154,22 +156,32 @@ def _read(options: InitOptions, files: Files) -> tuple[DataTable, DataTable, Gue
     text = (",".join(options.text),) if ",".join(options.text) in train.columns else options.text
     guessed = guess(train, text, options.label, options.kind)
     if options.split:
-        label = guessed.label if guessed.kind == "classification" else None
-        prompt = guessed.text[0] if guessed.kind in GENERATED else None
-        train, validation = split_rows(train, options.split, label, prompt)
-        return train, validation, guessed
+        return *split_rows(train, options.split, guessed), guessed
     validation = read_table(files.validation or files.test)
-    if files.validation is None and not labelled(validation, guessed, train):
+    if files.validation is None and (why := unlabelled(validation, guessed, train)):
         fix = "Name another file: --validation FILE, or set rows apart: --split 0.1"
-        what = "no labels here, and so no rows to measure quality on"
+        what = f"no labels here ({why}), and so no rows to measure quality on"
         raise UserError("E130", what, fix, str(files.test))
     return train, validation, guessed
 
 
-def _test(files: Files, guessed: Guess, train: DataTable) -> DataTable | None:
-    """The file called test, which is only scored; None where there is none, or it has no labels, as those of GLUE."""
-    test = read_table(files.test) if files.test else None
-    return test if test is not None and labelled(test, guessed, train) else None
+def _test(options: InitOptions, files: Files, guessed: Guess, train: DataTable, say: Say) -> DataTable | None:
+    """The file called test, which is only scored; None where there is none or, with a note, where it is not used so."""
+    if not files.tests:
+        return None
+    names = ", ".join(path.name for path in files.tests)
+    if files.test is None:
+        fix = "add those with labels to the pipeline, test: {NAME: FILE}"
+        say("note", f"{names} are not used: only one file is taken as the test; {fix}")
+        return None
+    if files.validation is None and not options.split:
+        say("note", f"{names} is used for validation, as there is no dev file: it no longer serves as a test")
+        return None
+    test = read_table(files.test)
+    why = unlabelled(test, guessed, train)  # as the test files of GLUE are
+    if why:
+        say("note", f"{names} is not used: {why}")
+    return None if why else test
 
 
 def _name(data: Path) -> str:
@@ -262,7 +274,7 @@ def _placed(table: DataTable, role: str, name: str, out: Path, scratch: Path) ->
 def _check_free(options: InitOptions, files: Files, paths: Sequence[Path]) -> None:
     """Raise UserError E133 for an existing file that would be replaced; for one that is read, whatever the options."""
     more = [options.out.parent / SCHEMA_FILE] if options.schema else []
-    data = [file for file in (options.data, files.train, files.validation, files.test) if file is not None]
+    data = [file for file in (options.data, files.train, files.validation, *files.tests) if file is not None]
     for path in (*paths, *more):
         if any(_same(path, file) for file in data):
             fix = "Choose an --out in another folder, or another name"
@@ -335,9 +347,11 @@ def _reference(model: str, out: Path) -> str:
 
 
 def _seen_from(out: Path, path: Path) -> str:
-    """A path relative to the pipeline file's folder if it is inside, else absolute."""
+    """A path relative to the pipeline file's folder if it is inside, else absolute, as where the first would be read as a home
+    folder or a data set of the hub."""
     folder = out.absolute().parent
-    return str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)
+    inside = str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)
+    return str(path) if inside.startswith("~") or is_hub(inside) else inside
 
 
 def _write_and_check(facts: Facts, options: InitOptions, paths: dict[str, Path], scratch: Path, model: Path) -> Plan | None:
@@ -346,9 +360,10 @@ def _write_and_check(facts: Facts, options: InitOptions, paths: dict[str, Path],
     path.write_text(pipeline_text(facts), encoding="utf-8")
     if options.schema:
         (scratch / SCHEMA_FILE).write_text(schema_text(), encoding="utf-8")
-    # paths are relative to the folder of the new file
-    overrides = {"model": str(model), **{f"task.{role}": str(place) for role, place in paths.items()}}
-    pipeline = load_pipeline(path, [f"{key}={json.dumps(value)}" for key, value in overrides.items()])
+    # of the paths that the file names only the copies are still elsewhere, and the model is relative to the file itself
+    copies = {f"task.{role}": str(place) for role, place in paths.items() if place.parent == scratch}
+    overrides = [f"{key}={json.dumps(value)}" for key, value in {"model": str(model), **copies}.items()]
+    pipeline = load_pipeline(path, overrides, data=options.out.absolute().parent)
     check_packages(pipeline.stages)
     return make_plan(check_inputs(pipeline))
 

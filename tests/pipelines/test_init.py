@@ -23,8 +23,9 @@ from pipelines.init import defaults
 from pipelines.init.data_files import find_files, is_header, read_table, role_of
 from pipelines.init.first_numbers import kept_share, used_rows
 from pipelines.init.first_pipeline import quoted
-from pipelines.init.guesses import guess
+from pipelines.init.guesses import guess, notes_on, unlabelled
 from pipelines.init.make import InitOptions, make
+from pipelines.init.row_split import split_rows
 from tests import tiny
 from tests.pipelines.test_schema import valid
 
@@ -118,10 +119,22 @@ def test_what_is_not_clear_is_asked(tmp_path, files, what):
         ([["text", "stars"], ["text", "5"]], True),  # a row may well say `text`
         ([["id", "what the customer wrote"], ["a", "b"]], True),
         ([["main", "0024", "2.5"], ["main", "0033", "3.6"]], False),
+        ([["is it so", "question"], ["so it is", "answer"], ["is it", "question"]], False),  # a usual name is a class
+        ([["y", "it is"], ["n", "is not"], ["y", "so"]], False),
     ],
 )
 def test_a_header_is_told_from_data(lines, header):
     assert is_header(lines) is header
+
+
+def test_csv_without_a_header_is_read_as_strictly_as_with_one(tmp_path):
+    lines = [f"{'ab'[n % 2]},The film was good." for n in range(20)]
+    lines[5] = f"b,{'word ' * 30_000}"  # above the limit of Python's csv
+    read = table(tmp_path, "\n".join(lines), "csv")
+    assert (read.copy, len(read.rows), len(read.rows[5]["column2"])) == ("no header line", 20, 150_000)
+    lines[10] = 'a,"The film was good.'
+    with pytest.raises(UserError, match=r"E210 .*data.csv:11: not CSV \(unexpected end of data\)"):
+        table(tmp_path, "\n".join(lines), "csv")
 
 
 # columns
@@ -176,6 +189,31 @@ GUESSES = {
         rows("question", "sentence", "label", values=lambda n: (f"what is {n}", f"it is {n}", "ab"[n % 2])),
         ("classification", ("question", "sentence"), "label"),
     ),
+    "BoolQ": (
+        rows(
+            "question", "answer", "passage", values=lambda n: (f"is it {n}", ("true", "false")[n % 2], f"it is {n} of course")
+        ),
+        ("classification", ("question", "passage"), "answer"),
+    ),
+    "WikiQA": (
+        rows("question", "answer", "label", values=lambda n: (f"what is {n}", f"it is {n} of course", "01"[n % 2])),
+        ("classification", ("question", "answer"), "label"),
+    ),
+    **{
+        f"{first} and {second}": (
+            rows(first, second, "label", values=lambda n: (f"what is {n}", f"it is {n} of course", "ab"[n % 2])),
+            ("classification", (first, second), "label"),
+        )
+        for first, second in (("query", "document"), ("question", "context"), ("claim", "evidence"), ("text", "hypothesis"))
+    },
+    "SWAG": (
+        rows("sent1", "sent2", "startphrase", "ending0", "ending1", "label", values=lambda n: (*"abcde", "01"[n % 2])),
+        ("choices", ("startphrase", "ending0", "ending1"), "label"),
+    ),
+    "WinoGrande": (
+        rows("sentence", "option1", "option2", "answer", values=lambda n: (f"it is _ {n}", "Ann", "Bob", "12"[n % 2])),
+        ("choices", ("sentence", "option1", "option2"), "answer"),
+    ),
 }
 
 
@@ -185,6 +223,54 @@ def test_kind_and_columns_are_guessed(tmp_path, name):
     found = guess(table(tmp_path, text))
     assert (found.kind, found.text, found.label) == wanted
     assert all(found.why[key] for key in ("kind", "text", "label"))
+
+
+def jsonl(*lines: dict) -> str:
+    return "".join(f"{json.dumps(line)}\n" for line in lines)
+
+
+def test_what_a_guess_leaves_open_is_noted(tmp_path):
+    reviews = table(tmp_path, rows("title", "review", "stars", values=lambda n: (f"a title of {n}", f"it is {n}", str(n % 3))))
+    assert notes_on(reviews, guess(reviews)) == ["title is not read; --text review,title for a pair"]
+    assert notes_on(reviews, guess(reviews, ("review",)), ("review",)) == []
+    both = rows("premise", "hypothesis", "why", "label", values=lambda n: (*(f"it is {k} {n}" for k in "abc"), str(n % 3 - 1)))
+    pairs = table(tmp_path, both)
+    assert notes_on(pairs, guess(pairs)) == [
+        "why is not read",
+        "-1 in 'label' is read as a class; if it marks missing labels, delete the 14 rows with it",
+    ]
+
+
+def test_lists_of_numbers_are_several_labels(tmp_path):
+    lines = [{"text": f"it is {n}", "labels": [n % 3, 7][: n % 2 + 1], "id": f"x{n}"} for n in range(40)]
+    for options in ({}, {"label": "labels"}):
+        found = guess(table(tmp_path, jsonl(*lines), "jsonl"), **options)
+        assert (found.kind, found.text, found.label) == ("multilabel", ("text",), "labels")
+    with pytest.raises(UserError, match="E131 "):
+        guess(table(tmp_path, jsonl(*({**line, "labels": [True]} for line in lines)), "jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        ([{"text": "a film", "labels": labels} for labels in (["a"], ["a", "b"], [])], None),
+        ([{"text": "a film", "labels": []}] * 3, "all rows of its column 'labels' are alike"),
+        ([{"text": "a film", "labels": labels} for labels in (["a"], None)], "labels are missing in its column 'labels'"),
+        ([{"text": "a film"}] * 3, "it has no column 'labels'"),
+    ],
+)
+def test_a_row_without_a_label_is_no_missing_label(tmp_path, lines, why):
+    train = table(tmp_path, jsonl(*({"text": f"a film {n}", "labels": ["a", "b"][: 1 + n % 2]} for n in range(9))), "jsonl")
+    assert unlabelled(table(tmp_path, jsonl(*lines), "jsonl"), guess(train), train) == why
+
+
+def test_a_question_without_an_answer_is_no_missing_label(tmp_path):
+    row = {"question": "who lost", "context": "Denver beat Carolina"}
+    answers = [[{"text": "Carolina", "answer_start": 12}], []]
+    train = table(tmp_path, jsonl(*({**row, "answers": answer} for answer in answers)), "jsonl")
+    assert unlabelled(train, guess(train), train) is None
+    hidden = table(tmp_path, jsonl({**row, "answers": {"text": [], "answer_start": []}}), "jsonl")
+    assert unlabelled(hidden, guess(train), train) == "all rows of its column 'answers' are alike"
 
 
 def test_words_with_tags_and_prompts_in_lines(tmp_path):
@@ -391,6 +477,52 @@ def test_a_test_file_with_labels_is_only_scored(ask, data, tmp_path):
     assert "# metric: macro_f1" in (tmp_path / "pipeline.yaml").read_text()
 
 
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        ("index\tsentence\n0\tthe film\n", "it has no column 'label'"),
+        ("sentence\tlabel\nthe film\tmaybe\na story\tno\n", "its label 'maybe' never occurs in training"),
+    ],
+)
+def test_a_test_file_that_is_not_used_is_noted(ask, data, lines, why):
+    (data / "test.tsv").write_text(lines)
+    code, shown, error = ask()
+    assert (code, error) == (0, "") and f"note        test.tsv is not used: {why}\n" in shown
+
+
+def test_the_users_choice_of_validation_rows_leaves_the_test_file(ask, data, tmp_path):
+    (data / "test.tsv").write_text(GOOD)
+    (data / "mine.tsv").write_text(GOOD)
+    out = tmp_path / "pipeline.yaml"
+    for options in (("--split", 0.25), ("--validation", data / "mine.tsv")):
+        code, _, error = ask(*options, "--force")
+        assert (code, error, load_pipeline(out).task.test) == (0, "", data / "test.tsv")
+    code, shown, _ = ask("--validation", data / "test.tsv", "--force")
+    assert code == 0 and "note" not in shown and load_pipeline(out).task.test is None
+    (data / "test.tsv").rename(data / "test_a.tsv")
+    (data / "test_b.tsv").write_text(GOOD)
+    code, shown, _ = ask("--force")
+    assert code == 0 and "note        test_a.tsv, test_b.tsv are not used" in shown and load_pipeline(out).task.test is None
+
+
+def test_of_several_validation_files_the_user_names_one_or_none(ask, data, tmp_path):
+    (data / "dev.tsv").rename(data / "dev_matched.tsv")
+    (data / "dev_mismatched.tsv").write_text(GOOD)
+    for file in (data, data / "train.tsv"):
+        assert "several files could validate" in ask(file=file)[2]
+        assert ask("--split", 0.25, "--force", file=file)[0] == 0
+        assert ask("--validation", data / "dev_matched.tsv", "--force", file=file)[0] == 0
+        assert load_pipeline(tmp_path / "pipeline.yaml").task.validation == data / "dev_matched.tsv"
+
+
+def test_the_only_file_is_not_its_own_test(ask, data):
+    (data / "train.tsv").unlink()
+    (data / "dev.tsv").rename(data / "test.tsv")
+    assert ask()[2].startswith("E130 ")
+    code, shown, error = ask("--split", 0.25)
+    assert (code, error) == (0, "") and "test  " not in shown
+
+
 def test_one_file_needs_a_second_or_a_split(ask, data, tmp_path):
     (data / "train.tsv").rename(data / "my reviews.tsv")
     (data / "dev.tsv").unlink()
@@ -448,6 +580,35 @@ def test_the_references_of_a_prompt_stay_on_one_side(compress, models, tmp_path)
     assert "E130" in (said := compress("init", data, "--split", 0.3, *out)[2]) and "of 1 prompts is no prompt" in said
 
 
+RARE = {
+    "multilabel": lambda n, rare: {"text": f"film {n}", "labels": ["a", "b"][: 1 + n % 2] + ["rare"] * rare},
+    "tokens": lambda n, rare: {"tokens": ["a", "film"], "tags": ["O", "B-RARE" if rare else "I-A"]},
+    "marked": lambda n, rare: {"text": "a film", "span1": "a", "span2": "film", "label": "rare" if rare else "ab"[n % 2]},
+}
+
+
+@pytest.mark.parametrize("kind", RARE)
+def test_every_label_keeps_a_training_row(tmp_path, kind):
+    """Whichever of the rows has a label that no other has."""
+    for rare in range(12):
+        read = table(tmp_path, jsonl(*(RARE[kind](n, n == rare) for n in range(12))), "jsonl")
+        train, validation = split_rows(read, 0.5, guess(read, kind=kind))
+        assert read.rows[rare] in train.rows and read.rows[rare] not in validation.rows and len(validation.rows) in (5, 6)
+        assert len(train.rows) + len(validation.rows) == 12
+    alone = table(tmp_path, jsonl(*({"text": "a film", "labels": [f"x{n}", "a"]} for n in range(4))), "jsonl")
+    with pytest.raises(UserError, match=r"E130 .*each of the 2 rows drawn has a label that no other has"):
+        split_rows(alone, 0.5, guess(alone))
+
+
+def test_the_questions_of_a_context_stay_on_one_side(tmp_path):
+    answers = {"text": ["Carolina"], "answer_start": [12]}
+    lines = [{"question": f"who {n}", "context": f"Denver beat Carolina {n // 5}", "answers": answers} for n in range(50)]
+    read = table(tmp_path, jsonl(*lines), "jsonl")
+    train, validation = split_rows(read, 0.2, guess(read))
+    assert "20% of the contexts are set apart" in train.copy and len(validation.rows) == 10
+    assert set(train.values("context")) & set(validation.values("context")) == set()
+
+
 def test_files_without_a_header_are_copied_with_one(ask, data, tmp_path):
     (data / "train.tsv").write_text("".join(f"s{n % 3}\t{n % 2}\t\tThe good film number {n}.\n" for n in range(12)))
     (data / "dev.tsv").write_bytes((data / "train.tsv").read_bytes())
@@ -488,6 +649,15 @@ def test_rows_that_may_not_be_cut_and_are_too_long(compress, models, tmp_path):
     assert code == 2 and "E213" in error and "the longest row has 82 tokens, and the model has positions for 64" in error
 
 
+def test_a_special_token_in_a_text_is_as_long_as_in_training(tmp_path):
+    model = tiny.write_model(tmp_path / "model")
+    answers = {"text": ["film"], "answer_start": [4]}
+    lines = jsonl(*({"question": "the film", "context": f"the film {'[SEP] ' * n}", "answers": answers} for n in range(9)))
+    write(tmp_path / "data", train__jsonl=lines, dev__jsonl=lines)
+    task = load_pipeline(make(InitOptions(tmp_path / "data", tmp_path / "p.yaml", model=str(model))).files[0]).task
+    assert task.max_length == 32 and len(read_data(model, task).train) == 9
+
+
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_no_marked_span_is_cut_off_by_the_length_that_is_proposed(tmp_path, side):
     """One row in 300 is long, and its span at the end that the tokenizer cuts off: 99 of 100 rows are short."""
@@ -522,6 +692,15 @@ def test_odd_names_of_files_and_columns(ask, tmp_path):
     task = load_pipeline(tmp_path / "pipeline.yaml").task
     assert (task.text, task.label, task.train) == (text, label, folder / "train.csv")
     assert ask("--text", text, "--label", label, "--force", file=folder)[0] == 0
+
+
+@pytest.mark.parametrize("name", ["~root", "hub:x"])
+def test_a_folder_that_is_called_like_another_place(tmp_path, models, name):
+    """The home folder of a user, or a data set of the hub."""
+    data = write(tmp_path / name, train__tsv=GOOD, dev__tsv=GOOD)
+    made = make(InitOptions(data, tmp_path / "pipeline.yaml", model=str(models / "bert")))
+    task = load_pipeline(made.files[0]).task
+    assert (task.train, task.validation) == (data / "train.tsv", data / "dev.tsv")
 
 
 def test_paths_that_no_file_can_have_are_told(ask, data, compress, tmp_path):

@@ -1,0 +1,96 @@
+"""`compress init --split`: setting rows apart to validate, so that what is left can be trained on."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from compressor.errors import UserError
+from compressor.tasks import GENERATED
+from compressor.tasks.kinds.multilabel import cells_of
+from compressor.tasks.kinds.tokens import OUTSIDE
+from pipelines.init.data_files import DataTable
+from pipelines.init.guesses import Guess
+
+
+def _label(cell: Any) -> set[str]:
+    return {str(cell).strip()}
+
+
+def _labels(cell: Any) -> set[str]:
+    return {str(label).strip() for label in cells_of(cell) or ()}
+
+
+def _types(tags: Any) -> set[str]:
+    """The types of a sentence's entities."""
+    return {str(tag)[2:] for tag in tags if tag != OUTSIDE} if isinstance(tags, list) else set()
+
+
+LABELS_IN: Mapping[str, Callable[[Any], set[str]]] = {
+    "classification": _label,
+    "marked": _label,
+    "multilabel": _labels,
+    "tokens": _types,
+}
+"""Of the kinds that know only the labels of the training rows: a cell, not checked yet -> the labels in it."""
+BALANCED = ("classification", "marked")
+"""The kinds whose rows have one label each."""
+TOGETHER = {"spans": (-1, "context"), **dict.fromkeys(GENERATED, (0, "prompt"))}
+"""Kinds several of whose rows share a text: its place in `text`, and what it is called."""
+
+
+def split_rows(table: DataTable, share: float, guessed: Guess) -> tuple[DataTable, DataTable]:
+    """(training rows, validation rows): a random share, of each class where a row has one, the same every time.
+
+    Every label keeps a training row. Rows of one prompt, or of one context, stay on one side: they would otherwise be validated
+    with a text that was trained on. Raises UserError E130 if no row can be set apart.
+    """
+    place, noun = TOGETHER.get(guessed.kind, (None, "row"))
+    units = _units(table.values(guessed.text[place]) if place is not None else range(len(table.rows)))
+    labels_in = LABELS_IN.get(guessed.kind, lambda cell: set())
+    labels = [labels_in(cell) for cell in table.values(guessed.label)]
+    drawn = _drawn(units, share, labels if guessed.kind in BALANCED else None)
+    chosen = _dispensable(drawn, labels)
+    if not chosen:
+        what = f"a share of {share:g} of {len(units)} {noun}s is no {noun}"
+        if drawn:
+            what = f"each of the {len(drawn)} {noun}s drawn has a label that no other has"
+        raise UserError("E130", what, "Give a larger --split, or a --validation file", str(table.path))
+    why = f"{share:.0%} of the {noun}s are set apart to validate"
+    sides = ([number for number in range(len(table.rows)) if (number in chosen) == apart] for apart in (False, True))
+    train, validation = (
+        DataTable(table.path, [table.rows[number] for number in side], why, [table.lines[number] for number in side])
+        for side in sides
+    )
+    return train, validation
+
+
+def _units(texts: Sequence[Any]) -> list[list[int]]:
+    """The numbers of the rows with equal texts."""
+    units: dict[str, list[int]] = {}
+    for number, text in enumerate(texts):
+        units.setdefault(str(text).strip(), []).append(number)
+    return list(units.values())
+
+
+def _drawn(units: list[list[int]], share: float, classes: Sequence[set[str]] | None) -> list[list[int]]:
+    """A random share of the units, of those of each class where there are `classes`; never all of them."""
+    groups: dict[Any, list[list[int]]] = {}
+    for unit in units:
+        groups.setdefault(classes and frozenset(classes[unit[0]]), []).append(unit)
+    draw = random.Random(0)
+    counts = {key: min(round(share * len(members)), len(members) - 1) for key, members in groups.items()}
+    return [unit for key, members in groups.items() for unit in draw.sample(members, counts[key])]
+
+
+def _dispensable(drawn: list[list[int]], labels: Sequence[set[str]]) -> set[int]:
+    """The drawn rows but those with a label that no training row would have."""
+    chosen = {number for unit in drawn for number in unit}
+    trained = {label for number, row in enumerate(labels) if number not in chosen for label in row}
+    for unit in drawn:
+        needed = {label for number in unit for label in labels[number]}
+        if not needed <= trained:
+            trained |= needed
+            chosen -= set(unit)
+    return chosen
