@@ -234,7 +234,9 @@ Example: compress deploy runs/reviews --to /srv/models --url 127.0.0.1:8000 --to
     "--ca", type=click.Path(path_type=Path), metavar="PEM", help="Certificates to trust for https.  [default: the system's]"
 )
 @click.option(
-    "--max-ms", type=click.FloatRange(0, min_open=True), help="Largest median latency of a request.  [default: 2 x as before]"
+    "--max-ms",
+    type=click.FloatRange(0, min_open=True),
+    help="Largest median latency of a request, in ms.  [default: lower quartile at most 2 x as before]",
 )
 @click.option("--keep", default=3, show_default=True, type=click.IntRange(2), help="Versions of a model to keep.")
 @click.option("--rollback", is_flag=True, help="Remove the latest versions, and serve the ones before.")

@@ -5,6 +5,7 @@ Neither is tried here. Both match their published schemas.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Sequence
@@ -89,31 +90,51 @@ def compose(location: str, models: Sequence[str]) -> dict[str, Any]:
     return {"services": {"triton": service}}
 
 
-def check_kserve(location: str, models: Sequence[str]) -> None:
-    """Raises UserError E757 for a location that no cluster reaches, and if KServe's own Triton can serve none of the models."""
+def check_kserve(path: Path, location: str, models: Sequence[str]) -> None:
+    """Raises UserError E757 for a location that no cluster reaches, and if KServe's own Triton can serve none of the models;
+    E801 where the file cannot be written."""
     if "://" not in location:
         raise UserError("E757", "KServe needs the repository at a URL", "Deploy --to s3://BUCKET/FOLDER, or pvc://", location)
     if not stock_models(models):
         what = f"KServe's own Triton has no backend for {', '.join(models)}"
         raise UserError("E757", what, "Deploy with interfaces: [tokens, text], or leave --kserve out", location)
+    _check_file(path)
 
 
-def check_compose(location: str, models: Sequence[str]) -> None:
-    """Raises UserError E757 for a URL."""
+def check_compose(path: Path, location: str, models: Sequence[str]) -> None:
+    """Raises UserError E757 for a URL, E801 where the file, or a backend beside it, cannot be written."""
     if "://" in location:
         raise UserError("E757", "a compose file mounts a local folder", "Deploy --to DIR", location)
+    _check_file(path)
+    for name in backend_names():
+        _check_file(path.parent / BACKENDS / name / "model.py")
+
+
+def _check_file(path: Path) -> None:
+    """Raises UserError E801 unless a file can be written at `path`, in folders that may be missing. Writes nothing."""
+    fix = "Name another file, or change its permissions"
+    try:
+        existing = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
+    except OSError as error:
+        raise UserError("E801", f"no file can be written here ({error.strerror})", fix, str(path)) from error
+    if existing == path.absolute() and existing.is_dir():
+        raise UserError("E801", "a folder, where a file is to be written", fix, str(path))
+    if existing != path.absolute() and not existing.is_dir():
+        raise UserError("E801", "a file, where a folder is needed", fix, str(existing))
+    if not os.access(existing, os.W_OK):
+        raise UserError("E801", "no permission to write here", fix, str(existing))
 
 
 def write_kserve(path: Path, location: str, models: Sequence[str]) -> list[str]:
     """Write the InferenceService; returns the models that it serves. Raises as `check_kserve`."""
-    check_kserve(location, models)
+    check_kserve(path, location, models)
     _write(path, kserve(location, models))
     return stock_models(models)
 
 
 def write_compose(path: Path, location: str, models: Sequence[str]) -> list[str]:
     """Write the compose file, and beside it the backends that it mounts; returns the models. Raises as `check_compose`."""
-    check_compose(location, models)
+    check_compose(path, location, models)
     _write(path, compose(str(Path(location).resolve()), models))
     for name in backend_names():
         shutil.rmtree(path.parent / BACKENDS / name, ignore_errors=True)

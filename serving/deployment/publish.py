@@ -8,85 +8,44 @@ Triton serves the old one until the new one is ready, and the old one again wher
 from __future__ import annotations
 
 import contextlib
-import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from google.protobuf import text_format
-
-from compressor.digests import sha256_of
 from compressor.errors import CheckError, UserError
-from serving.answer_bounds import TOLERANCE, tolerance_in_batches
-from serving.deployment.answers import Answer, differences, read_answers
-from serving.deployment.target import CONFIG, Target, new_record
+from serving.answer_bounds import tolerance_in_batches
+from serving.deployment.answers import Answer, read_answers
+from serving.deployment.candidate import drop_candidate, failed, load, require_answers, require_free_names, tried, unload
+from serving.deployment.source import Options, Source
+from serving.deployment.target import Target, new_record
 from serving.deployment.triton_control import Control, Refused
-from serving.repository import model_names, read_config
+from serving.repository import model_names
 
-CANDIDATE = "candidate"
-WARM_UP, ROUNDS = 3, 10
-"""Untimed requests, and times that each recorded request is sent for the latency."""
 TIMES = 5
 """How often a recorded request is asked of a version that other clients ask too, before its answer counts as another."""
-SLOWER, SLACK_MS = 2.0, 5.0
-"""A version is not published if a request takes more than SLOWER times as long as in the version before, and SLACK_MS more."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """`most_ms`: largest latency of a request, the lower quartile over all; None: relative to the version before."""
-
-    run: str
-    most_ms: float | None = None
-    keep: int = 3
-    say: Callable[[str], None] = lambda line: None
-
-
-@dataclass(frozen=True)
-class Source:
-    """One model of a repository that a run wrote: version 1, its config and the files that this names."""
-
-    name: str
-    folder: Path
-
-    @property
-    def version(self) -> Path:
-        return self.folder / "1"
-
-    @property
-    def beside(self) -> dict[str, bytes]:
-        """The config and the files that it names: path -> content."""
-        files = (path for path in self.folder.rglob("*") if path.is_file() and not path.is_relative_to(self.version))
-        return {path.relative_to(self.folder).as_posix(): path.read_bytes() for path in files}
-
-    def beside_as(self, name: str) -> dict[str, bytes]:
-        """The same for the model under another name."""
-        config = read_config(self.folder)
-        config.name = name
-        return self.beside | {CONFIG: text_format.MessageToString(config).encode()}
-
-    @cached_property
-    def sha256(self) -> str:
-        """Over every file: names and contents."""
-        files = sorted(path for path in self.folder.rglob("*") if path.is_file())
-        listed = "".join(f"{path.relative_to(self.folder).as_posix()} {sha256_of(path)}\n" for path in files)
-        return hashlib.sha256(listed.encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class Published:
     """A model's versions after a deployment; `fresh` is false where this very version was there already. After one is taken
-    back, `version` is that which serves: None where the model is gone."""
+    back, `version` is that which serves: None where the model is gone.
+
+    Of a trial: `median_ms` of a request, and the lower quartiles `ms` and `ms_before`, that of the version before.
+    """
 
     model: str
     version: int | None
     before: int | None
     fresh: bool
+    median_ms: float | None = None
     ms: float | None = None
     ms_before: float | None = None
+
+    @property
+    def on_trial(self) -> bool:
+        """Whether it is another than the version before, to which the model returns if this one fails."""
+        return self.version != self.before
 
     def to_json(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -95,45 +54,67 @@ class Published:
 def deploy(repository: Path, target: Target, control: Control | None, options: Options) -> list[Published]:
     """Publish every model of the folder `repository` as a new version in `target`, and load them through `control`.
 
-    Without `control` the files are published only. Raises CheckError E758 for a version that failed; what was published is then
-    taken back and what was served before goes on. Raises UserError E712, E754 to E757.
+    Without `control` the files are published only; a later deployment with one tries them first. Raises CheckError E758 for a
+    version that failed; it is then taken back and what was served before goes on. Raises UserError E712, E720 (a model has the
+    name of a candidate), E754 to E757.
     """
-    sources = [Source(name, repository / name) for name in model_names(repository)]
+    names = model_names(repository)
+    sources = [Source(name, repository / name) for name in names]
     answers = {source.name: read_answers(source.version) for source in sources}
     if control is not None:
         control.require_live()
     with target.locked():
-        _recover([source.name for source in sources], target, control, options)
-        timed = {source.name: _tried(source, answers[source.name], target, control, options) for source in sources}
-        done: list[Published] = []
-        try:
-            for source in sources:
-                published = replace(_written(source, target, options), **timed[source.name])
-                done.append(published)
-                if published.fresh:
-                    target.set_beside(source.name, source.beside)
+        if control is not None:
+            require_free_names(names, target)
+        _recover(names, target, control, options)
+        plans = [_planned(source, target, control) for source in sources]
+        undo = [plan for plan in plans if plan.on_trial and not plan.fresh]
+        loaded = {plan.model for plan in undo if control.ready(plan.model, plan.version)}
+        with _undone(undo, loaded, target, control, options):
+            if control is not None:
+                plans = [
+                    replace(plan, **tried(source, answers[plan.model], target, control, options)) if plan.on_trial else plan
+                    for source, plan in zip(sources, plans, strict=True)
+                ]
+            for source, plan in zip(sources, plans, strict=True):
+                if plan.fresh:
+                    _write(source, plan, target, options)
+                    undo.append(plan)
+                    target.set_beside(plan.model, source.beside)
                 if control is not None:
-                    _loaded(published, source, answers[source.name], control)
-                    target.mark(published.model, published.version, proven=True)
-                options.say(_told(published, loaded=control is not None))
-            for published in done:
-                if published.fresh:
-                    target.mark(published.model, published.version, finished=True)
-        except BaseException:
-            with contextlib.ExitStack() as each:  # the last first, and all of them, whichever fails
-                for published in done:
-                    each.callback(_take_back, published, target, control, options)
-            raise
-        for published in done:
-            _prune(published.model, target, options)
-    return done
+                    loaded.add(plan.model)
+                    _load(source, plan, answers[plan.model], control)
+                    target.mark(plan.model, plan.version, proven=True)
+                options.say(_told(plan, loaded=control is not None))
+            for plan in plans:
+                if plan.fresh:
+                    target.mark(plan.model, plan.version, finished=True)
+        for plan in plans:
+            _prune(plan.model, target, options)
+    return plans
+
+
+@contextlib.contextmanager
+def _undone(
+    plans: Sequence[Published], loaded: Collection[str], target: Target, control: Control | None, options: Options
+) -> Iterator[None]:
+    """Context that takes versions back where it fails, the last first, and all of them, whichever fails. Those that were there
+    before stay, unless one failed its check; models that are not in `loaded` are not loaded again."""
+    try:
+        yield
+    except BaseException as error:
+        with contextlib.ExitStack() as each:
+            for plan in plans:
+                if plan.fresh or isinstance(error, CheckError):
+                    each.callback(_take_back, plan, target, control if plan.model in loaded else None, options)
+        raise
 
 
 def _recover(models: Sequence[str], target: Target, control: Control | None, options: Options) -> list[Published]:
     """Take back the versions of a deployment that was killed: the files of one may stand beside the config of another."""
     taken = []
     for model in models:
-        _drop(f"{model}-{CANDIDATE}", target, control)
+        drop_candidate(model, target, control)
         while (versions := target.versions(model)) and not target.finished(model, versions[-1]):
             version, before = versions[-1], max(versions[:-1], default=None)
             _return(model, version, before, target, control)
@@ -142,139 +123,37 @@ def _recover(models: Sequence[str], target: Target, control: Control | None, opt
     return taken
 
 
-def _drop(candidate: str, target: Target, control: Control | None) -> None:
-    """Remove a candidate that a killed deployment left."""
-    if target.versions(candidate):
-        target.remove(target.path(candidate))
-        if control is not None:
-            _unload(candidate, control)
-
-
-def _tried(
-    source: Source, answers: Sequence[Answer], target: Target, control: Control | None, options: Options
-) -> dict[str, Any]:
-    """Run the version under a name of its own; its latency and that of the version that is served."""
-    if control is None or _latest(source, target) is not None:
-        return {}
-    name = f"{source.name}-{CANDIDATE}"
-    options.say(f"{source.name}: trying the new version as {name}")
-    try:
-        target.put(source.version, name, 1, {}, {})
-        target.set_beside(name, source.beside_as(name))
-        _load(name, control)
-        _require_answers(source.name, answers, control, name)
-        return _require_latency(source.name, name, answers, control, options)
-    finally:
-        target.remove(target.path(name))  # first: a server that is gone, or closed to us, unloads nothing
-        _unload(name, control)
-
-
-def _unload(candidate: str, control: Control) -> None:
-    with contextlib.suppress(Refused):  # it was never loaded
-        control.unload(candidate)
-
-
-def _load(name: str, control: Control) -> None:
-    try:
-        control.load(name)
-    except Refused as refusal:
-        raise _failed(name, f"it does not load: {refusal.reason}") from refusal
-
-
-def _failed(name: str, reason: str) -> CheckError:
-    return CheckError(
-        "E758", f"the new version of '{name.removesuffix(f'-{CANDIDATE}')}' is not published: {reason}", WHAT_NEXT
-    )
-
-
-WHAT_NEXT = "What was served before goes on; see the server's log, and compress verify RUN"
-
-
-def _require_answers(
-    model: str,
-    answers: Sequence[Answer],
-    control: Control,
-    name: str,
-    version: int | None = None,
-    tolerance: float = TOLERANCE,
-    times: int = 1,
-) -> None:
-    try:
-        wrong = differences(answers, lambda answer: control.ask(name, answer, version), tolerance, times)
-    except Refused as refusal:
-        raise _failed(model, f"it refuses a recorded request: {refusal.reason}") from refusal
-    if wrong:
-        raise _failed(model, f"{len(wrong)} of {len(answers)} recorded answers differ: {wrong[0]}")
-
-
-def _require_latency(
-    model: str, candidate: str, answers: Sequence[Answer], control: Control, options: Options
-) -> dict[str, float | None]:
-    """Milliseconds of a recorded request, sent alone, interleaved with the version that is served now: lower quartiles, which
-    other work on the machine disturbs least.
-
-    Raises CheckError E758 above the limit."""
-    names = [candidate, model] if control.ready(model) else [candidate]
-    times: dict[str, list[float]] = {name: [] for name in names}
-    for round_ in range(WARM_UP + ROUNDS):
-        for answer in answers:
-            for name in names:
-                seconds = _seconds(name, answer, control)
-                if round_ >= WARM_UP and seconds is not None:
-                    times[name].append(1000 * seconds)
-    ms, ms_before = (_quartile(times.get(name)) for name in (candidate, model))
-    if options.most_ms is not None and ms > options.most_ms:
-        raise _failed(model, f"a request takes {ms:.3g} ms, allowed {options.most_ms:g}")
-    if options.most_ms is None and ms_before is not None and ms > max(SLOWER * ms_before, ms_before + SLACK_MS):
-        what = f"a request takes {ms:.3g} ms, {ms / ms_before:.1f} times as long as before ({ms_before:.3g} ms)"
-        raise _failed(model, f"{what}; --max-ms allows it")
-    return {"ms": ms, "ms_before": ms_before}
-
-
-def _quartile(milliseconds: list[float] | None) -> float | None:
-    return float(np.quantile(milliseconds, 0.25)) if milliseconds else None
-
-
-def _seconds(name: str, answer: Answer, control: Control) -> float | None:
-    """None where the version that is served does not take these inputs."""
-    try:
-        return control.seconds(name, answer)
-    except Refused:
-        return None
-
-
-def _latest(source: Source, target: Target) -> int | None:
-    """The latest version in `target` where it is this very one."""
+def _planned(source: Source, target: Target, control: Control | None) -> Published:
+    """The version that this one becomes: the latest where it is this very one, else the next. There is nothing to try where no
+    server is asked, or one has proven it already."""
     versions = target.versions(source.name)
-    return versions[-1] if versions and target.record(source.name, versions[-1]).get("sha256") == source.sha256 else None
+    latest = max(versions, default=None)
+    record = {} if latest is None else target.record(source.name, latest)
+    if record.get("sha256") != source.sha256:
+        return Published(source.name, (latest or 0) + 1, latest, fresh=True)
+    is_tried = control is not None and not record.get("proven")
+    return Published(source.name, latest, max(versions[:-1], default=None) if is_tried else latest, fresh=False)
 
 
-def _written(source: Source, target: Target, options: Options) -> Published:
-    """The version folder, written if it is not there; what stands beside the versions is not replaced yet."""
-    if (latest := _latest(source, target)) is not None:
-        return Published(source.name, latest, latest, fresh=False)
-    before = max(target.versions(source.name), default=None)
-    if before is not None:
-        target.keep_beside(source.name, before)
-    version = (before or 0) + 1
-    target.put(source.version, source.name, version, source.beside, new_record(options.run, source.sha256))
-    return Published(source.name, version, before, fresh=True)
+def _write(source: Source, plan: Published, target: Target, options: Options) -> None:
+    """Write the version folder; what stands beside the versions is not replaced yet."""
+    if plan.before is not None:
+        target.keep_beside(plan.model, plan.before)
+    target.put(source.version, plan.model, plan.version, source.beside, new_record(options.run, source.sha256))
 
 
-def _loaded(published: Published, source: Source, answers: Sequence[Answer], control: Control) -> None:
+def _load(source: Source, plan: Published, answers: Sequence[Answer], control: Control) -> None:
     """Load the version and ask it again, now under its own name, where clients' rows may share its batches."""
-    _load(published.model, control)
-    if not control.ready(published.model, published.version):
-        raise _failed(published.model, f"version {published.version} is not ready after loading")
-    tolerance = tolerance_in_batches(source.version)
-    _require_answers(published.model, answers, control, published.model, published.version, tolerance, TIMES)
+    load(plan.model, control, plan.model)
+    if not control.ready(plan.model, plan.version):
+        raise failed(plan.model, f"version {plan.version} is not ready after loading")
+    require_answers(plan.model, answers, control, plan.model, plan.version, tolerance_in_batches(source.version), TIMES)
 
 
-def _take_back(published: Published, target: Target, control: Control | None, options: Options) -> None:
-    """Remove a version that was just published and return to the one before."""
-    if published.fresh:
-        _return(published.model, published.version, published.before, target, control)
-        options.say(f"{published.model}: version {published.version} is taken back")
+def _take_back(plan: Published, target: Target, control: Control | None, options: Options) -> None:
+    """Remove a version that failed and return to the one before; without `control` no server has it loaded."""
+    _return(plan.model, plan.version, plan.before, target, control)
+    options.say(f"{plan.model}: version {plan.version} is taken back")
 
 
 def _return(model: str, version: int, before: int | None, target: Target, control: Control | None) -> None:
@@ -282,7 +161,7 @@ def _return(model: str, version: int, before: int | None, target: Target, contro
     if before is None:
         target.remove(target.path(model))
         if control is not None:
-            _unload(model, control)
+            unload(model, control)
         return
     target.restore(model, before)
     target.remove(target.path(model, version))
@@ -300,10 +179,11 @@ def _load_again(model: str, version: int, control: Control) -> None:
 
 def _told(published: Published, *, loaded: bool) -> str:
     state = "is served and proven" if loaded else "is published, not loaded"
-    if not published.fresh:
+    if not published.on_trial:
         state = f"{state} already"
     before = "" if published.ms_before is None else f", {published.ms_before:.3g} ms before"
-    speed = "" if published.ms is None else f" ({published.ms:.3g} ms a request{before})"
+    quartile = "" if published.ms is None else f"; lower quartile {published.ms:.3g} ms{before}"
+    speed = "" if published.median_ms is None else f" (median of a request {published.median_ms:.3g} ms{quartile})"
     return f"{published.model}: version {published.version} {state}{speed}"
 
 

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 CONFIG, LOCK = "config.pbtxt", ".deploy.lock"
 BESIDE, RECORD = "published", "published.json"
 STAGED, NEW = ".staged-", ".deploying"
-"""In the names of folders beside the repository, and of files in it, that are about to take their place."""
+"""Beginning and end of names of what is about to take its place, or was moved from it. Triton takes every folder in the
+repository for a model, also a hidden one, and does not start with it; files there, and hidden folders in a model's, it ignores.
+"""
 
 
 @dataclass(frozen=True)
@@ -38,13 +40,19 @@ class Target:
     root: str
 
     @classmethod
-    def at(cls, location: str) -> Target:
-        """From a folder or a URL. Raises UserError E757 (its package is missing, or it cannot be reached), E901."""
+    def at(cls, location: str, *, create: bool = True) -> Target:
+        """From a folder or a URL, which is created if it is missing and `create`.
+
+        Raises UserError E757 (its package or the folder is missing, or it cannot be reached).
+        """
         import fsspec
 
         try:
             files, root = fsspec.core.url_to_fs(location)
-            files.makedirs(root, exist_ok=True)
+            if create:
+                files.makedirs(root, exist_ok=True)
+            elif not files.isdir(root):
+                raise FileNotFoundError("there is no such folder")
         except ImportError as error:
             what = f"{location.partition(':')[0]}:// needs a package ({error})"
             raise UserError("E757", what, "Run: pip install 'compress-pipeline[s3]'", location) from error
@@ -76,9 +84,17 @@ class Target:
         return sorted(int(name) for name in names if name.isdecimal() and name[0] != "0")
 
     def record(self, model: str, version: int) -> dict[str, Any]:
-        """RECORD of a version; {} where it was not published by this program."""
+        """RECORD of a version; {} where it was not published by this program. Raises UserError E757 if it is damaged."""
         path = self.path(model, version, RECORD)
-        return json.loads(self.files.cat_file(path)) if self.files.exists(path) else {}
+        if not self.files.exists(path):
+            return {}
+        try:
+            record = json.loads(self.files.cat_file(path))
+        except ValueError as error:
+            raise _damaged(str(error), path) from error
+        if not isinstance(record, dict):
+            raise _damaged("not an object", path)
+        return record
 
     def finished(self, model: str, version: int) -> bool:
         """Whether the deployment of a version has ended, as far as its record tells."""
@@ -109,23 +125,46 @@ class Target:
         """Copy the version folder `source` to `version` of `model`, whole or not at all where the storage can rename.
 
         `beside` are the model's config and the files that it names (path -> content), kept in BESIDE."""
-        # beside the repository: a server that polls it would take a folder in it for a model
-        staged = f"{self.root}{STAGED}{secrets.token_hex(4)}" if self.local else self.path(model, version)
+        # the record first: a version whose upload was killed is known by it
+        contents: dict[str, bytes | Path] = {RECORD: json.dumps(record, indent=1).encode()}
+        contents |= {f"{BESIDE}/{name}": content for name, content in beside.items()}
+        contents |= {path.relative_to(source).as_posix(): path for path in sorted(source.rglob("*")) if path.is_file()}
+        place = self.path(model, version)
+        if self.local:
+            self._put_at_once(contents, model, place)
+            return
         try:
-            self._upload(source, staged)
-            for name, content in beside.items():
-                self._write(f"{staged}/{BESIDE}/{name}", content)
-            self._write(f"{staged}/{RECORD}", json.dumps(record, indent=1).encode())
-            if self.local:
-                self.files.makedirs(self.path(model), exist_ok=True)
-                self._move(staged, self.path(model, version))
+            for name, content in contents.items():
+                self._write(f"{place}/{name}", content)
         except BaseException:
-            self.remove(staged)
+            self.remove(place)
             raise
 
+    def _put_at_once(self, contents: dict[str, bytes | Path], model: str, place: str) -> None:
+        """Copy to files of the repository, then move them into the model's folder: a server that polls would load a model
+        whose folder changes again with each poll, and fail to load a new one that has no version yet."""
+        folder = self._staged(model)
+        copies = {name: self.path(f"{Path(folder).name}.{number}") for number, name in enumerate(contents)}
+        try:
+            for name, copy in copies.items():
+                self._write(copy, contents[name])
+            for name, copy in copies.items():
+                Path(folder, name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.move(copy, f"{folder}/{name}")  # a model's folder may be a link to another file system
+            self._move(folder, place)
+        except BaseException:
+            for path in (*copies.values(), folder):
+                self.remove(path)
+            _remove_empty(Path(self.path(model)))
+            raise
+
+    def _staged(self, model: str) -> str:
+        """Another hidden folder in that of a model."""
+        return self.path(model, f"{STAGED}{secrets.token_hex(4)}")
+
     def set_aside(self, model: str, version: int) -> str:
-        """Move a version out of the repository; returns its place, from which `bring_back` moves it in again."""
-        place = f"{self.root}{STAGED}{secrets.token_hex(4)}"
+        """Move a version to a hidden folder; returns this place, from which `bring_back` moves it in again."""
+        place = self._staged(model)
         self._move(self.path(model, version), place)
         return place
 
@@ -138,15 +177,13 @@ class Target:
         else:
             self.files.mv(place, other, recursive=True)
 
-    def _upload(self, source: Path, staged: str) -> None:
-        for path in sorted(path for path in source.rglob("*") if path.is_file()):
-            place = f"{staged}/{path.relative_to(source).as_posix()}"
-            self.files.makedirs(place.rpartition("/")[0], exist_ok=True)
-            self.files.put_file(str(path), place)
-
-    def _write(self, path: str, content: bytes) -> None:
+    def _write(self, path: str, content: bytes | Path) -> None:
+        """Write a file: the content, or that of a file here."""
         self.files.makedirs(path.rpartition("/")[0], exist_ok=True)
-        self.files.pipe_file(path, content)
+        if isinstance(content, Path):
+            self.files.put_file(str(content), path)
+        else:
+            self.files.pipe_file(path, content)
 
     def set_beside(self, model: str, contents: dict[str, bytes]) -> None:
         """Replace a model's config and the files that it names (path -> content), each at once, the config last."""
@@ -188,10 +225,23 @@ class Target:
     def _clear(self) -> None:
         """Remove what killed deployments left half written; nobody else is at work."""
         root = Path(self.root)
-        for folder in root.parent.glob(f"{glob.escape(root.name)}{STAGED}*"):
-            shutil.rmtree(folder, ignore_errors=True)
+        for path in (*root.glob(f"{STAGED}*"), *root.glob(f"*/{STAGED}*")):
+            with contextlib.suppress(OSError):
+                self.remove(str(path))
+                _remove_empty(path.parent)
         for path in root.rglob(f".*{NEW}"):
             path.unlink(missing_ok=True)
+
+
+def _remove_empty(folder: Path) -> None:
+    """Remove a folder in which nothing is left: Triton would take it for a model."""
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
+def _damaged(reason: str, path: str) -> UserError:
+    fix = "Delete the version's folder; or this file alone, if the version may stay as one that another program published"
+    return UserError("E757", f"the record of a version is damaged ({reason})", fix, path)
 
 
 def new_record(run: str, sha256: str) -> dict[str, Any]:

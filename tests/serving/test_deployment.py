@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import os
 import re
 import shutil
 import signal
@@ -21,7 +22,7 @@ from pipelines.cli.work.deploy_work import header_of, table
 from pipelines.runs.served import find_repository
 from serving.deployment.answers import differences, read_answers, write_answers
 from serving.deployment.publish import Options, deploy, roll_back, status
-from serving.deployment.target import CONFIG, Target
+from serving.deployment.target import CONFIG, STAGED, Target
 from serving.deployment.triton_control import Control
 
 ROOT = Path(__file__).parents[2]
@@ -346,13 +347,62 @@ def test_nothing_half_written_stays(make_run, tmp_path, monkeypatch):
         deploy(run, target, None, Options("first"))
     monkeypatch.setattr(Path, "replace", replaced)
     assert [path.name for path in folder.rglob("*")] == [".deploy.lock"]
-    (tmp_path / "target.staged-0123abcd" / "1").mkdir(parents=True)
     deploy(run, target, None, Options("first"))
     before = contents(folder)
-    for name in (".config.pbtxt.deploying", "1/.published.json.deploying"):
+    for model in (NAME, "another"):
+        (folder / model / ".staged-0123abcd" / "tokenizer").mkdir(parents=True)
+    for name in (".config.pbtxt.deploying", "1/.published.json.deploying", "../.staged-0123abcd.0"):
         (folder / NAME / name).write_text("half")
     deploy(run, target, None, Options("first"))
-    assert contents(folder) == before and not list(tmp_path.glob("target.staged-*"))
+    assert contents(folder) == before and not [path for path in folder.rglob("*") if STAGED in path.name]
+    assert not (folder / "another").exists(), "Triton would take it for a model"
+
+
+def test_nothing_is_moved_into_the_repository_or_out_of_it(make_run, tmp_path, monkeypatch):
+    """It may be a mount of its own. And a server that polls takes a folder without a version in it for a model that fails, and
+    loads a model whose folder changes again."""
+    folder, rename, write = tmp_path / "target", os.rename, Target._write
+    target = Target.at(str(folder))
+
+    def within(place, other):
+        assert Path(place).is_relative_to(folder) and Path(other).is_relative_to(folder)
+        rename(place, other)
+
+    def seen(self, path, content):
+        write(self, path, content)
+        assert STAGED not in path or Path(path).parent == folder
+        assert all(target.versions(model.name) for model in folder.iterdir() if model.is_dir())
+
+    monkeypatch.setattr(os, "rename", within)
+    monkeypatch.setattr(Target, "_write", seen)
+    for seed in (0, 1):
+        deploy(make_run(seed), target, None, Options(str(seed)))
+    roll_back([NAME], target, None, Options(""))
+    assert target.versions(NAME) == [1] and not [path for path in folder.rglob("*") if STAGED in path.name]
+
+
+def test_a_version_that_cannot_be_moved_leaves_no_folder(make_run, tmp_path, monkeypatch):
+    def fail(self, place):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(OSError, match="Input"):
+        deploy(make_run(0), Target.at(str(tmp_path / "target")), None, Options("first"))
+    assert [path.name for path in (tmp_path / "target").rglob("*")] == [".deploy.lock"]
+
+
+@pytest.mark.parametrize("content", [b"", b'{"run": "fir', b"[]", b"\xff"])
+def test_a_damaged_record_is_told(make_run, tmp_path, content):
+    run, target = make_run(0), Target.at(str(tmp_path / "target"))
+    deploy(run, target, None, Options("first"))
+    (tmp_path / "target" / NAME / "1" / "published.json").write_bytes(content)
+    for act in (
+        lambda: status(target, None),
+        lambda: deploy(run, target, None, Options("again")),
+        lambda: roll_back([NAME], target, None, Options("")),
+    ):
+        with pytest.raises(UserError, match=rf"E757 .*{NAME}/1/published.json: the record of a version is damaged"):
+            act()
 
 
 def test_one_deployment_at_a_time(make_run, target):

@@ -1,11 +1,12 @@
 """The files that `compress deploy` writes for KServe and for compose, and what is refused before anything is deployed."""
 
+import certifi
 import pytest
 import yaml
 from triton_parts import FACTS, write_classifier
 
 from compressor.errors import UserError
-from pipelines.cli.work import deploy_work
+from pipelines.cli.commands import deploy
 from serving.deployment.answers import write_answers
 from serving.repository import write_repository
 
@@ -21,16 +22,16 @@ def deployed(tmp_path, tokenizer_folder):
     for version in (tmp_path / "run").glob("*/1"):
         write_answers(version, [])
 
-    def call(to, kserve=None, compose=None):
-        options = dict.fromkeys(("url", "token_file", "ca", "max_ms"))
-        shown = {"keep": 2, "rollback": False, "show": False, "as_json": False}
-        deploy_work.run(tmp_path / "run", to, kserve=kserve, compose=compose, **options, **shown)
+    return lambda to, *options: run_deploy(tmp_path / "run", to, *options)
 
-    return call
+
+def run_deploy(run, to, *options):
+    """compress deploy, which raises its errors."""
+    deploy.main([str(run), "--to", str(to), *map(str, options)], standalone_mode=False)
 
 
 def test_a_service_of_the_models_that_kserves_triton_can_serve(deployed, tmp_path, capsys):
-    deployed(BUCKET, kserve=tmp_path / "service.yaml")
+    deployed(BUCKET, "--kserve", tmp_path / "service.yaml")
     service = yaml.safe_load((tmp_path / "service.yaml").read_text())
     assert service["metadata"]["name"] == "model-4-reviews", "a service's name begins with a letter"
     model = service["spec"]["predictor"]["model"]
@@ -42,7 +43,7 @@ def test_a_compose_file_has_its_own_folder_beside_it(deployed, tmp_path):
     kept = tmp_path / "here" / "backends" / "onnxruntime" / "mine.py"
     kept.parent.mkdir(parents=True)
     kept.write_text("mine")
-    deployed(str(tmp_path / "served"), compose=tmp_path / "here" / "compose.yaml")
+    deployed(tmp_path / "served", "--compose", tmp_path / "here" / "compose.yaml")
     (triton,) = yaml.safe_load((tmp_path / "here" / "compose.yaml").read_text())["services"].values()
     assert kept.read_text() == "mine"
     sources = [volume["source"] for volume in triton["volumes"]]
@@ -55,7 +56,7 @@ def test_a_compose_file_has_its_own_folder_beside_it(deployed, tmp_path):
 def test_what_cannot_be_written_is_told_before_anything_is_deployed(deployed, tmp_path, kind, of_url):
     to = "memory://elsewhere/models" if of_url else str(tmp_path / "served")
     with pytest.raises(UserError, match="E757"):
-        deployed(to, **{kind: tmp_path / "file.yaml"})
+        deployed(to, f"--{kind}", tmp_path / "file.yaml")
     assert not (tmp_path / "file.yaml").exists() and not list((tmp_path / "served").glob("*"))
 
 
@@ -63,8 +64,56 @@ def test_a_run_of_texts_alone_has_nothing_for_kserve(tmp_path, tokenizer_folder)
     model = write_classifier(tmp_path / "m.onnx")
     options = {"facts": FACTS, "tokenizer_folder": tokenizer_folder, "interfaces": ("text",)}
     write_repository(tmp_path / "run", "reviews", model, **options)
-    arguments = dict.fromkeys(("url", "token_file", "ca", "max_ms", "compose"))
     with pytest.raises(UserError, match=r"E757 .*KServe's own Triton has no backend for reviews-text"):
-        deploy_work.run(
-            tmp_path / "run", BUCKET, kserve=tmp_path / "f", keep=2, rollback=False, show=False, as_json=False, **arguments
-        )
+        run_deploy(tmp_path / "run", BUCKET, "--kserve", tmp_path / "f")
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("folder", "folder: a folder, where a file is to be written"),
+        ("file/compose.yaml", "file: a file, where a folder is needed"),
+        ("taken/compose.yaml", "compress-backends: a file, where a folder is needed"),
+        (f"{'long' * 99}/compose.yaml", "no file can be written here"),
+    ],
+)
+def test_a_place_for_no_file_is_told_before_anything_is_deployed(deployed, tmp_path, path, told):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "taken").mkdir()
+    for name in ("file", "taken/compress-backends"):
+        (tmp_path / name).touch()
+    with pytest.raises(UserError, match=f"E801 .*{told}"):
+        deployed(tmp_path / "served", "--compose", tmp_path / path)
+    assert not (tmp_path / "served").exists()
+
+
+@pytest.mark.parametrize("option", ["--status", "--rollback"])
+def test_a_repository_that_is_not_there_is_not_created(deployed, tmp_path, option):
+    with pytest.raises(UserError, match=r"E757 .*typo: the repository cannot be opened .*there is no such folder"):
+        deployed(tmp_path / "typo", option)
+    assert not (tmp_path / "typo").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--max-ms", "9"], "--max-ms is not used without --url"),
+        (["--token-file", "token"], "--token-file is not used without --url"),
+        (["--ca", "ca.pem"], "--ca is not used without --url"),
+        (["--status", "--kserve", "file"], "--kserve is not used with --status"),
+        (["--status", "--keep", "3"], "--keep is not used with --status"),
+        (["--rollback", "--keep", "3"], "--keep is not used with --rollback"),
+        (["--rollback", "--url", "127.0.0.1:1", "--max-ms", "9"], "--max-ms is not used with --rollback"),
+        (["--rollback", "--status"], "--rollback and --status exclude each other"),
+        (["--kserve", "file", "--compose", "file"], "--kserve and --compose name the same file"),
+    ],
+)
+def test_options_that_are_not_read_are_refused(deployed, tmp_path, options, told):
+    with pytest.raises(UserError, match=f"E112 .*{told}"):
+        deployed(tmp_path / "served", *options)
+
+
+def test_certificates_for_a_connection_without_tls_are_refused(deployed, tmp_path):
+    pem = certifi.where()
+    with pytest.raises(UserError, match="E112 --ca is not used without https://"):
+        deployed(tmp_path / "served", "--url", "127.0.0.1:1", "--ca", pem)

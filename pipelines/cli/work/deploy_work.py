@@ -9,10 +9,12 @@ from pathlib import Path
 import click
 
 from compressor.errors import UserError
+from pipelines.cli.given import require_unused
 from pipelines.cli.shown import note
 from pipelines.runs.served import find_repository
 from serving.deployment.manifests import check_compose, check_kserve, write_compose, write_kserve
-from serving.deployment.publish import Options, State, deploy, roll_back, status
+from serving.deployment.publish import State, deploy, roll_back, status
+from serving.deployment.source import Options
 from serving.deployment.target import Target
 from serving.deployment.triton_control import Control
 from serving.repository import model_names
@@ -37,12 +39,21 @@ def run(
     """Deploy, roll back, or show the versions."""
     if rollback and show:
         raise UserError("E112", "--rollback and --status exclude each other", "Give one of them")
+    if url is None:
+        require_unused(["max_ms", "token_file", "ca"], "without --url")
+    if show:
+        require_unused(["max_ms", "keep", "kserve", "compose"], "with --status")
+    if rollback:
+        require_unused(["max_ms", "keep"], "with --rollback")
+    if kserve is not None and kserve == compose:
+        raise UserError("E112", "--kserve and --compose name the same file", "Give each its own", str(kserve))
     control = None if url is None else Control.at(url, ca=ca, header=header_of(token_file))
+    if control is not None and not control.tls:
+        require_unused(["ca"], "without https://")
     say = (lambda line: None) if as_json else click.echo
     options = Options(run.name, max_ms, keep, say)
-    target = Target.at(to)
     if show:
-        states = status(target, control)
+        states = status(Target.at(to, create=False), control)
         click.echo(json.dumps([state.to_json() for state in states], indent=1) if as_json else table(states))
         return
     served = find_repository(run)
@@ -51,7 +62,8 @@ def run(
     files = [(kserve, check_kserve, write_kserve), (compose, check_compose, write_compose)]
     for path, check, _ in files:
         if path is not None:
-            check(to, names)
+            check(path, to, names)
+    target = Target.at(to, create=not rollback)
     if rollback:
         done = roll_back(names, target, control, options)
     else:
