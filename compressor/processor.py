@@ -1,4 +1,4 @@
-"""CPU resources of this process: the processor, its instruction sets, and the cores that the process may use."""
+"""Resources of this process: the processor, its instruction sets, and the cores and the memory that the process may use."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ INSTRUCTIONS = (
 )
 """Processor flags that decide which fp32, bf16 and int8 kernels are used, on x86 and ARM."""
 CGROUP = Path("/sys/fs/cgroup")
+"""Where control groups are mounted."""
+MEMBERSHIP = Path("/proc/self/cgroup")
+"""The file that lists the control groups of this process."""
+NO_LIMIT = 2**60
+"""Control groups 1 write about 2^63 bytes where memory is not limited."""
 
 
 def processor() -> dict[str, Any]:
@@ -57,17 +62,51 @@ def physical_cores() -> int:
     return cores if quota is None else max(1, min(cores, int(quota)))
 
 
-def cpu_quota(root: Path = CGROUP, membership: Path = Path("/proc/self/cgroup")) -> float | None:
+def cpu_quota(root: Path = CGROUP, membership: Path = MEMBERSHIP) -> float | None:
     """Cores' worth of CPU time that the control groups of this process allow (docker --cpus, Kubernetes limits), None for no
-    limit. `root` is where control groups are mounted, `membership` the file that lists ours; versions 1 and 2.
+    limit."""
+    limits = [quota(folder) for folder in _groups("cpu", root, membership) for quota in (_quota_v2, _quota_v1)]
+    return min((limit for limit in limits if limit), default=None)
+
+
+def memory_limit(root: Path = CGROUP, membership: Path = MEMBERSHIP) -> int | None:
+    """Bytes of memory that the control groups of this process allow (docker --memory, Slurm), None for no limit."""
+    return min((limit for limit, _ in _memory_limits(root, membership)), default=None)
+
+
+def free_memory(root: Path = CGROUP, membership: Path = MEMBERSHIP) -> int:
+    """Bytes of memory that this process may still use: those of the machine, or fewer where its control groups allow less."""
+    meminfo = {words[0]: int(words[1]) * 1024 for words in _rows(Path("/proc/meminfo")) if len(words) > 1}
+    machine = meminfo.get("MemAvailable:", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"))
+    return max(min([machine, *(limit - used for limit, used in _memory_limits(root, membership))]), 0)
+
+
+def _memory_limits(root: Path, membership: Path) -> list[tuple[int, int]]:
+    """(limit, use) in bytes of every control group of this process that limits memory; what the kernel would drop from its
+    cache of files for other data is not in use."""
+    limits = []
+    for folder in _groups("memory", root, membership):
+        stat = dict(words for words in _rows(folder / "memory.stat") if len(words) == 2)
+        cache = int(stat.get("total_inactive_file", stat.get("inactive_file", 0)))
+        for limit, use in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+            words, used = _words(folder / limit), _words(folder / use)
+            if words and words[0].isdecimal() and int(words[0]) < NO_LIMIT:
+                limits.append((int(words[0]), max(int(used[0]) - cache, 0) if used else 0))
+    return limits
+
+
+def _groups(controller: str, root: Path, membership: Path) -> list[Path]:
+    """The folders, in versions 1 and 2, of the control groups of this process that have a controller, and of their parents.
+
+    `root` is where control groups are mounted, `membership` the file that lists those of this process.
     """
     lines = membership.read_text().splitlines() if membership.is_file() else []
     ours = {controllers: path for _, controllers, path in (line.split(":", 2) for line in lines if line.count(":") > 1)}
-    limits = [_quota_v2(folder) for folder in _upwards(root, ours.get("", "/"))]
+    folders = _upwards(root, ours.get("", "/"))
     for controllers, path in ours.items():
-        if "cpu" in controllers.split(","):
-            limits += [_quota_v1(folder) for mount in (controllers, "cpu") for folder in _upwards(root / mount, path)]
-    return min((limit for limit in limits if limit), default=None)
+        if controller in controllers.split(","):
+            folders += [folder for mount in (controllers, controller) for folder in _upwards(root / mount, path)]
+    return folders
 
 
 def _upwards(root: Path, path: str) -> list[Path]:
@@ -89,7 +128,12 @@ def _quota_v1(folder: Path) -> float | None:
 
 
 def _words(path: Path) -> list[str]:
+    return [word for words in _rows(path) for word in words]
+
+
+def _rows(path: Path) -> list[list[str]]:
+    """The words of every line of a file; none of a file that cannot be read."""
     try:
-        return path.read_text().split()
+        return [line.split() for line in path.read_text().splitlines()]
     except OSError:
         return []

@@ -40,6 +40,8 @@ KINDS = {
 GENERATED = ("generation", "text2text")
 """The kinds whose models write texts."""
 
+TABLES = (".tsv", ".csv")
+"""Suffixes of data files with a line of fields for each row."""
 PARQUET = ".parquet"
 PACKED = ".gz"
 """Suffix of a gzipped data file, after the suffix of its format."""
@@ -105,6 +107,11 @@ class TaskConfig(BaseModel):
     header: bool | None = Field(
         default=None, description="false: .csv and .tsv files have no line of names; columns are column1, column2, ..."
     )
+    broken_rows: Literal["skip"] | None = Field(
+        default=None,
+        description="skip: leave out rows of .csv and .tsv files with another number of fields than the first line; "
+        "`compress check` and `compress run` name their lines. Default: such a row is an error",
+    )
     decode: DecodeConfig | None = Field(
         default=None, description="generation, text2text: also generate a text for each validation prompt and score it"
     )
@@ -143,6 +150,15 @@ class TaskConfig(BaseModel):
         if len(label.splitlines()) != 1:
             raise ValueError("label must be the name of a column, in one line")
         return label
+
+    @field_validator("header", "broken_rows")
+    @classmethod
+    def _has_tables(cls, value: bool | str | None, info: ValidationInfo) -> bool | str | None:
+        test = info.data.get("test")
+        files = [info.data.get("train"), info.data.get("validation"), *(test.values() if isinstance(test, dict) else [test])]
+        if value is not None and not any(path and ending(path) in TABLES for path in files):
+            raise ValueError(f"{info.field_name} is used by {' and '.join(TABLES)} files, and the task names none")
+        return value
 
     @field_validator("decode")
     @classmethod

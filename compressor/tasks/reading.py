@@ -13,11 +13,12 @@ import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from compressor.errors import UserError, UserErrors
-from compressor.tasks import PACKED, PARQUET, Subset, TaskConfig, ending
+from compressor.tasks import PACKED, PARQUET, TABLES, Subset, TaskConfig, ending
 from compressor.tasks.decoding.prompt_items import check_references
 from compressor.tasks.listing import listed, repeated, require_distinct
 from compressor.tasks.rows import Split
@@ -112,7 +113,8 @@ def _drawn(train: Split, subset: Subset, names: list[str], path: Path, kind: Tas
 
 def _checked_columns(path: Path, task: TaskConfig) -> CheckedRows:
     """Every row of one file."""
-    rows, kind = read_rows(path, task.header is not False), kind_of(task.kind)
+    kind = kind_of(task.kind)
+    rows = read_rows(path, task.header is not False, skip_broken=task.broken_rows is not None)
     require_columns(rows, (*task.text_columns, task.label), path)
     if kind.generates:
         rows = [(line, single) for line, row in rows for single in _with_each(row, task.label)]
@@ -182,21 +184,33 @@ def _is_number(text: Any) -> bool:
     return True
 
 
-def read_rows(path: Path, header: bool = True) -> Rows:
+def read_rows(path: Path, header: bool = True, *, skip_broken: bool = False) -> Rows:
     """Read every row with the number of its first line (of Parquet, with its own). `header`: whether the first line of .csv
-    and .tsv names the columns. Raises UserError E201, E202, E203, E210, E215, E216, E234, E236, E907."""
-    tables = {".tsv": _read_tsv, ".csv": _read_csv}
+    and .tsv names the columns; `skip_broken`: whether their rows with another number of fields are left out.
+
+    Raises UserError E201, E202, E203, E210, E215, E216, E234, E236, E907.
+    """
     texts = {".jsonl": _read_jsonl, **dict.fromkeys(WORD_FILES, _read_words)}
     suffix = ending(path)
-    if suffix not in (*tables, *texts, PARQUET) and os.path.isfile(path):  # a folder or a pipe is reported as such below
-        fix = f"Use {', '.join((*tables, *texts, PARQUET))}, optionally compressed ({PACKED})"
+    if suffix not in (*TABLES, *texts, PARQUET) and os.path.isfile(path):  # a folder or a pipe is reported as such below
+        fix = f"Use {', '.join((*TABLES, *texts, PARQUET))}, optionally compressed ({PACKED})"
         raise UserError("E202", f"unknown file extension '{suffix or path.suffix}'", fix, str(path))
     if suffix == PARQUET:
         rows = parquet_rows(path)
+    elif suffix in TABLES:
+        rows = _table_rows(path, header, skip_broken)
     else:
         text = data_text(path)
-        rows = tables[suffix](text, path, header) if suffix in tables else texts[suffix](text, path)
+        rows = texts[suffix](text, path)
     return list(_bounded(rows, path))
+
+
+def skipped_lines(path: Path, task: TaskConfig) -> list[int]:
+    """The lines of the rows in a file of the task that its `broken_rows: skip` leaves out. Raises as `read_rows`."""
+    if task.broken_rows is None or ending(path) not in TABLES:
+        return []
+    names, rows = _table(path, task.header is not False)
+    return [line for line, fields in rows if len(fields) != len(names)]
 
 
 def _bounded(rows: Iterable[tuple[int, dict]], path: Path) -> Iterator[tuple[int, dict]]:
@@ -207,30 +221,41 @@ def _bounded(rows: Iterable[tuple[int, dict]], path: Path) -> Iterator[tuple[int
         yield line, row
 
 
-def _read_tsv(text: str, path: Path, header: bool) -> Iterator[tuple[int, dict]]:
-    """Read TSV in GLUE's dialect: tabs, no quoting, one row per line."""
-    lines = text.replace("\r\n", "\n").split("\n")
-    names = _names(lines[0].split("\t"), path, header)
-    for number, line in enumerate(lines[header:], start=1 + header):
-        if line:
-            yield number, _as_row(names, line.split("\t"), f"{path}:{number}", header)
+def _table_rows(path: Path, header: bool, skip_broken: bool) -> Iterator[tuple[int, dict]]:
+    """The rows of a .csv or .tsv file. Raises UserError E210 for another number of fields, unless `skip_broken`."""
+    names, rows = _table(path, header)
+    for line, fields in rows:
+        if len(fields) == len(names):
+            yield line, dict(zip(names, fields, strict=True))
+        elif not skip_broken:
+            first = "the header" if header else "the first row"
+            what = f"{len(fields)} fields where {first} has {len(names)}"
+            raise UserError("E210", what, "Fix the row, or the file's extension", f"{path}:{line}")
 
 
-def _read_csv(text: str, path: Path, header: bool) -> Iterator[tuple[int, dict]]:
+def _table(path: Path, header: bool) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
+    """The column names of a .csv or .tsv file, and the fields of every row that is not empty, with its first line."""
+    lines = (_csv_lines if ending(path) == ".csv" else _tsv_lines)(data_text(path), path)
+    first = next(lines, (1, []))
+    rows = lines if header else chain([first], lines)
+    return _names(first[1], path, header), ((line, fields) for line, fields in rows if fields)
+
+
+def _tsv_lines(text: str, path: Path) -> Iterator[tuple[int, list[str]]]:
+    """The fields of every line in GLUE's dialect of TSV: tabs, no quoting."""
+    for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), start=1):
+        yield number, line.split("\t") if line else []
+
+
+def _csv_lines(text: str, path: Path) -> Iterator[tuple[int, list[str]]]:
     # newline="": lines end as csv ends them; splitlines() would also break rows at U+2028 and the like.
     # strict=True makes a quote that never closes an error instead of one giant field
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # a process-wide limit, 131,072 by default
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     line = 1
     try:
-        first = next(reader, [])
-        names = _names(first, path, header)
-        if first and not header:
-            yield line, _as_row(names, first, f"{path}:{line}", header)
-        line = reader.line_num + 1
         for fields in reader:
-            if fields:
-                yield line, _as_row(names, fields, f"{path}:{line}", header)
+            yield line, fields
             line = reader.line_num + 1
     except csv.Error as error:
         raise UserError("E210", f"not CSV ({error})", "Check the quotes", f"{path}:{line}") from None
@@ -335,11 +360,3 @@ class _Defaulted(dict):
 
     def __missing__(self, key: str) -> None:
         return None
-
-
-def _as_row(names: list[str], fields: list[str], where: str, header: bool) -> dict[str, str]:
-    if len(fields) != len(names):
-        first = "the header" if header else "the first row"
-        what = f"{len(fields)} fields where {first} has {len(names)}"
-        raise UserError("E210", what, "Fix the row, or the file's extension", where)
-    return dict(zip(names, fields, strict=True))

@@ -231,6 +231,16 @@ class TaskKind:
             grain=main.grain or self.grain,
         )
 
+    def finite_inputs(self, outputs: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """`metric_inputs` of a trained model's outputs. Raises UserError E406 where these are not finite: a metric would take
+        them for the first class, and score as well as that occurs."""
+        if wrong := int((~np.isfinite(outputs)).sum()):
+            what = (
+                f"the trained model's outputs hold {wrong:,} of {outputs.size:,} numbers that are not finite (NaN or infinity)"
+            )
+            raise UserError("E406", what, "Train again at a lower learning_rate, e.g. a third of it")
+        return self.metric_inputs(outputs, labels)
+
     def quality(self, predicted: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
         """Every metric of the arrays from `metric_inputs`, the first with its 95 % bootstrap interval, as recorded in metadata
         and reports."""

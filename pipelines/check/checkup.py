@@ -31,7 +31,7 @@ UNBALANCED = 0.9
 
 def account_of(ready: Ready) -> dict[str, Any]:
     """The rows of every task and the warnings about them, as JSON data."""
-    tasks, warnings = {}, []
+    tasks, warnings = {}, [*ready.skipped]
     for path, task in ready.pipeline.all_tasks.items():
         data, kind = read_task(task), kind_of(task.kind)
         tests = read_tests(task, data.label_names)

@@ -22,6 +22,7 @@ from typing import Any
 
 from compressor.account import Plan
 from compressor.cost import human_bytes
+from compressor.processor import free_memory
 from pipelines.engine.stage import Entry
 from pipelines.file.config import Pipeline
 from pipelines.reporting.format import human_seconds
@@ -118,19 +119,6 @@ def flops_a_second(threads: int) -> tuple[float, str]:
     finally:
         torch.set_num_threads(before)
     return 2 * 512 * 768 * 3072 / best, "the graphics card" if device == "cuda" else f"{threads} threads"
-
-
-def free_memory() -> int:
-    """Bytes of memory that a process may still use: of the machine, or of its container where that allows less."""
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")]
-    try:
-        facts = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        limits = [1024 * int(facts["MemAvailable"].split()[0])]
-        group = Path("/sys/fs/cgroup")
-        limits.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
-    except (OSError, ValueError, KeyError):  # another system, or no limit ("max")
-        pass
-    return max(min(limits), 0)
 
 
 def free_disk(out: Path) -> int:

@@ -48,19 +48,21 @@ MODULES = {"nvidia-pytriton": None, "pyyaml": "yaml", "torch-pruning": "torch_pr
 SECONDS = 120
 """Time limit for importing a package."""
 
+MARK = "facts of the doctor: "
+"""Start of the line with a probe's facts: packages may print before it, and at their exit behind it."""
+
 PROBE = """
-import importlib, json, sys
+import importlib, sys
 module = importlib.import_module(sys.argv[1])
 facts = {}
 if sys.argv[1] == "torch":
     facts = {"cuda": module.version.cuda, "available": module.cuda.is_available(), "cards": module.cuda.device_count()}
 if sys.argv[1] == "onnxruntime":
     facts = {"providers": module.get_available_providers()}
-print("\\n" + json.dumps(facts))
 """
 
 DRIVER = """
-import ctypes, json
+import ctypes
 device, name, version = ctypes.c_int(), ctypes.create_string_buffer(256), ctypes.c_int()
 try:
     driver = ctypes.CDLL("libcuda.so.1")
@@ -68,7 +70,12 @@ try:
     driver.cuDriverGetVersion(ctypes.byref(version))
 except OSError:
     failed = 1
-print("\\n" + json.dumps({} if failed else {"name": name.value.decode(), "cuda": version.value}))
+facts = {} if failed else {"name": name.value.decode(), "cuda": version.value}
+"""
+
+TELL = f"""
+import json
+print("\\n{MARK}" + json.dumps(facts))
 """
 
 
@@ -131,13 +138,16 @@ def _probes(names: list[str]) -> dict[str, Probe]:
 
 
 def _probe(script: str, *arguments: str) -> Probe:
-    command = [sys.executable, "-P", "-c", script, *arguments]
+    command = [sys.executable, "-P", "-c", script + TELL, *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=SECONDS, check=False)
     except subprocess.TimeoutExpired:
         return Probe({}, f"not imported after {SECONDS} s")
+    except OSError as error:
+        return Probe({}, f"no process can be started ({error.strerror})")
     if done.returncode:
         lines = done.stderr.strip().splitlines()
         died = f"the import ends the process (signal {-done.returncode})" if done.returncode < 0 else "the import fails"
         return Probe({}, lines[-1][:200] if lines and done.returncode > 0 else died)
-    return Probe(json.loads(done.stdout.strip().splitlines()[-1]))
+    told = [line.removeprefix(MARK) for line in done.stdout.splitlines() if line.startswith(MARK)]
+    return Probe(json.loads(told[-1])) if told else Probe({}, "its process ended and gave no facts")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import shutil
@@ -10,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from compressor.processor import CGROUP, cpu_quota, physical_cores, processor
+from compressor.processor import cpu_quota, free_memory, memory_limit, physical_cores, processor
 from export.runtimes.runtime_registry import RUNTIMES
 from pipelines.doctor.findings import FAULT, GIGABYTE, OK, WARNING, Finding
 
@@ -58,29 +57,13 @@ def threads() -> Iterator[Finding]:
 
 
 def memory() -> Iterator[Finding]:
-    """Memory of the machine, free memory, and the container's limit."""
-    lines = Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").is_file() else []
-    facts = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if len(line.split()) > 1}
+    """Memory of the machine, the limit of the container or the job, and what is free of both."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit, free = memory_limit(), facts.get("MemAvailable", total)
-    least = min(free, limit or free)
-    status = FAULT if least < LEAST_MEMORY else WARNING if least < GOOD_MEMORY else OK
-    what = f"{_size(total)}, {_size(free)} free" + (f", {_size(limit)} by the container's limit" if limit else "")
+    limit, free = memory_limit(), free_memory()
+    status = FAULT if free < LEAST_MEMORY else WARNING if free < GOOD_MEMORY else OK
+    allowed = f", {_size(limit)} by the limit of the container or job" if limit else ""
+    what = f"{_size(total)}{allowed}, {_size(free)} free"
     yield Finding("memory", status, what, "" if status == OK else "Free some, or use a smaller batch_size and fewer threads")
-
-
-def memory_limit(root: Path = CGROUP, membership: Path = Path("/proc/self/cgroup")) -> int | None:
-    """Bytes that the control groups of this process allow, None for no limit; versions 1 and 2."""
-    lines = membership.read_text().splitlines() if membership.is_file() else []
-    paths = [path for _, _, path in (line.split(":", 2) for line in lines if line.count(":") > 1)]
-    places = [folder for path in [*paths, "/"] for folder in (root / path.lstrip("/"), root / "memory" / path.lstrip("/"))]
-    limits = []
-    for folder in places:
-        for name in ("memory.max", "memory.limit_in_bytes"):
-            with contextlib.suppress(OSError):
-                word = (folder / name).read_text().strip()
-                limits += [int(word)] if word.isdecimal() and int(word) < 2**60 else []
-    return min(limits, default=None)
 
 
 def shared_memory() -> Iterator[Finding]:

@@ -121,11 +121,15 @@ def _installed(name: str) -> bool:
 
 def cuda(versions: Mapping[str, str | None], probes: Mapping[str, Probe]) -> Iterator[Finding]:
     """Findings on the GPU, according to the driver, torch and ONNX Runtime."""
-    card = probes["driver"].facts
+    driver = probes["driver"]
+    card = driver.facts
     torch, runtime = (probes[name].facts if name in probes else {} for name in ("torch", "onnxruntime"))
     providers = runtime.get("providers", [])
     words = f"{card['name']}, CUDA {card['cuda'] // 1000}.{card['cuda'] % 1000 // 10}" if card else "none"
-    yield Finding("graphics card", OK, f"{words}, as the driver reports")
+    if driver.error:
+        yield Finding("graphics card", WARNING, f"not known: {driver.error}", "See what nvidia-smi reports")
+    else:
+        yield Finding("graphics card", OK, f"{words}, as the driver reports")
     if torch:
         built = f"built for CUDA {torch['cuda']}" if torch["cuda"] else "built for the CPU"
         yield _torch_finding(bool(card), torch, built, (versions.get("torch") or "torch 0").split(" ")[1])

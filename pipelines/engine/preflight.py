@@ -15,26 +15,28 @@ from compressor.models.architectures import row_of
 from compressor.models.hub import SEQUENCES, config_of, end_id, resolve, tokenizer_of
 from compressor.tasks import data_files, named_files
 from compressor.tasks.data import read_data, read_test_rows
-from compressor.tasks.reading import check_data
+from compressor.tasks.listing import listed
+from compressor.tasks.reading import check_data, skipped_lines
 from compressor.tasks.task_kind import kind_of
 from export.runtimes.runtime_registry import EXTRAS
 from pipelines.engine.disk import shortened
-from pipelines.engine.environment import package_versions
-from pipelines.engine.stage import BaseModelReference, Entry, Models, Stage
+from pipelines.engine.environment import accelerator, package_versions
+from pipelines.engine.stage import CUDA, BaseModelReference, Entry, Models, Stage
 from pipelines.file.config import Pipeline, with_place
-from pipelines.file.yaml_source import KeyPath
+from pipelines.file.yaml_source import KeyPath, dotted
 from serving.bundle import install
 
 
 @dataclass(frozen=True)
 class Ready:
-    """A pipeline whose models and data exist: the resolved base, the data files' sha256 by path, and the other models that
-    stages name, by their references."""
+    """A pipeline whose models and data exist: the resolved base, the data files' sha256 by path, the other models that stages
+    name, by their references, and a line for each file of which rows are left out."""
 
     pipeline: Pipeline
     base: BaseModelReference
     data: dict[Path, str]
     models: dict[str, BaseModelReference] = field(default_factory=dict)
+    skipped: tuple[str, ...] = ()
 
     def models_of(self, entry: Entry) -> Models:
         """The other models that a stage names, by the key that names them."""
@@ -63,11 +65,21 @@ def check_inputs(pipeline: Pipeline) -> Ready:
     if base is None or faults:
         raise UserErrors(faults)
     files = {file: sha256_kept(file) for task in pipeline.all_tasks.values() for file in data_files(task)}
-    ready = Ready(pipeline, BaseModelReference(base.reference, base.folder, base.sha256), files, models)
+    reference = BaseModelReference(base.reference, base.folder, base.sha256)
+    ready = Ready(pipeline, reference, files, models, tuple(_skipped(pipeline)))
     if faults := list(_stage_faults(ready)):
         raise UserErrors(faults)
     files |= {file: sha256_kept(file) for entry in pipeline.stages for file in entry.row.beside.files_of(entry.config).values()}
     return ready
+
+
+def _skipped(pipeline: Pipeline) -> Iterator[str]:
+    """A line for each file of which `broken_rows: skip` leaves out rows."""
+    for path, task in pipeline.all_tasks.items():
+        for key, file in named_files(task).items():
+            if lines := skipped_lines(file, task):
+                what = f"rows of {file.name} with another number of fields than its first line are left out: {len(lines):,}"
+                yield f"{dotted((*path, *key))}: {what} (lines {listed([str(line) for line in lines])})"
 
 
 def _other_models(pipeline: Pipeline) -> tuple[dict[str, BaseModelReference], list[UserError]]:
@@ -225,8 +237,8 @@ def check_folder(out: Path, name: str, files: Sequence[str] = ()) -> None:
             raise UserError("E801", "no permission to write here", fix, str(existing))
 
 
-def check_packages(entries: Sequence[Entry]) -> None:
-    """Raise UserErrors E901 for every package that the stages need and this environment lacks."""
+def check_environment(entries: Sequence[Entry]) -> None:
+    """Raise UserErrors for what the stages need and this environment lacks: E901 for every package, E904 for a GPU."""
     faults = {}
     for entry in entries:
         stage = entry.row
@@ -234,5 +246,8 @@ def check_packages(entries: Sequence[Entry]) -> None:
         for name in (name for name, version in package_versions(stage, extras).items() if not version):
             fix = install(EXTRAS[name]) if name in extras else f"Install it: pip install {name}"
             faults[name] = UserError("E901", f"stage '{entry.id}' needs the package {name}", fix)
+        if stage.device(entry.config) == CUDA and accelerator() is None:
+            fix = "Use device: cpu, or run it on a machine with a GPU and its driver"
+            faults[CUDA] = UserError("E904", f"stage '{entry.id}' computes on CUDA, and no GPU is offered here", fix)
     if faults:
         raise UserErrors(list(faults.values()))

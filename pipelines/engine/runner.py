@@ -31,7 +31,7 @@ from pipelines.engine.invocation import (
     holding,
     stopping,
 )
-from pipelines.engine.preflight import check_folder, check_inputs, check_packages, make_plan
+from pipelines.engine.preflight import check_environment, check_folder, check_inputs, make_plan
 from pipelines.engine.results import REPORTS, publish_results, write_account
 from pipelines.engine.stage import Artifact, Entry, Stage
 from pipelines.engine.stage_inputs import fingerprint_of, inputs_of
@@ -73,7 +73,7 @@ def run_pipeline(
         return RunResult(
             run.folder, {artifact.entry: artifact for artifact in ahead}, tuple(artifact.entry for artifact in ahead), plan=plan
         )
-    check_packages(run.entries[len(ahead) :])
+    check_environment(run.entries[len(ahead) :])
     check_folder(run.out, pipeline.name, [f"{entry.id}.log" for entry in run.entries])
     try:
         with stopping(), holding(run):
@@ -132,6 +132,8 @@ def _execute(run: Run, console: Console) -> RunResult:
     display = Display(console, len(run.entries), max(len(entry.id) for entry in run.entries))
     try:
         write_account(run, RUNNING)
+        for line in run.ready.skipped:
+            display.say(line)
         run.store.sweep()
         for number, entry in enumerate(run.entries):
             run.current = entry.id
@@ -188,14 +190,15 @@ def _note_failure(run: Run, entry: Entry, failure: dict[str, Any], display: Disp
 def _advance(run: Run, number: int, display: Display) -> None:
     """Reuse or make the artifact of one stage, and record which."""
     entry, mark = run.entries[number], fingerprint_of(run, number, run.artifacts)
-    stage, clock, forced = entry.row, time.monotonic(), number in run.again
+    # of two stages that do the same the second uses what the first has just made
+    stage, clock, forced = entry.row, time.monotonic(), number in run.again and mark not in run.fingerprints.values()
     if not forced:
         run.uses.enter_context(run.store.in_use(entry.name, mark))
-    artifact = _reusable(run, number, mark)
+    artifact = _reusable(run, number, mark, forced)
     reused = artifact is not None
     if not reused:
         with run.store.making(entry.name, mark, lambda pid: display.result(f"waiting for process {pid}")) as work:
-            reused = _reusable(run, number, mark) is not None  # another run created it while we waited
+            reused = _reusable(run, number, mark, forced) is not None  # another run created it while we waited
             if not reused:
                 unfinished = run.store.unfinished(entry.name, mark)
                 run.originals.before()
@@ -217,10 +220,10 @@ def _advance(run: Run, number: int, display: Display) -> None:
         _note_failure(run, entry, failure, display)
 
 
-def _reusable(run: Run, number: int, mark: str) -> Artifact | None:
-    """The stage's artifact from the store, verified by its sha256s; None when it is missing or must be made again."""
+def _reusable(run: Run, number: int, mark: str, forced: bool) -> Artifact | None:
+    """The stage's artifact from the store, verified by its sha256s; None when it is missing, or `forced` to be made again."""
     entry = run.entries[number]
-    artifact = None if number in run.again else run.store.find(entry.name, mark, entry.id)
+    artifact = None if forced else run.store.find(entry.name, mark, entry.id)
     if artifact is not None:
         run.store.verify(artifact)
     return artifact

@@ -95,6 +95,11 @@ class Entry:
         return load_stage(self.name)
 
 
+def behind(entry: Entry, entries: Sequence[Entry]) -> Sequence[Entry]:
+    """Those of a pipeline's entries that follow one of them."""
+    return entries[entries.index(entry) + 1 :]
+
+
 @dataclass(frozen=True)
 class Artifact:
     """A published folder. `files` maps each file's relative path to its sha256; `metadata` is what `run` returned."""
@@ -215,6 +220,9 @@ class NamedInputs:
         return {key: reference for key in self.models if (reference := getattr(config, key)) is not None}
 
 
+CPU, CUDA = "cpu", "cuda"
+
+
 @dataclass(frozen=True)
 class Stage:
     """One stage of the stage table.
@@ -232,7 +240,8 @@ class Stage:
     compared with the model's positions. `beside` are the files and models that the config names. `with_tasks` validates the
     config again, knowing whether the pipeline has many tasks, and the kind of each. `estimate` returns non-default values
     (`pipelines.check.estimate.work`) of the `flops`, further `seconds`, bytes of `memory` and of `disk` that it takes, from
-    the closed forms after and before it and the account of the rows. `surroundings` are facts of this machine that affect
+    the closed forms after and before it and the account of the rows. `device` is CPU or CUDA: what such a config computes on,
+    where that is not the default. `surroundings` are facts of this machine that affect
     the result of such a config. If `optional`, a CheckError of `run` does not end the pipeline: it is a failure of the run,
     and later stages run without its artifact. In the metadata that `run` returns, `parity` are the records of its
     comparisons, and `failures` are failed checks ({"code", "what", "fix"}) that did not stop it: the run reports them, and
@@ -258,6 +267,7 @@ class Stage:
     with_tasks: Callable[[Any, bool, Sequence[str]], Iterable[Problem]] = one_task_only
     lengths: Callable[[Any], Iterable[tuple[tuple[str | int, ...], int]]] = lambda config: ()
     beside: NamedInputs = NamedInputs()
+    device: Callable[[Any], str] = lambda config: CPU
     surroundings: Callable[[Any], dict[str, Any]] = lambda config: {}
     optional: bool = False
     trains: bool = False
@@ -269,6 +279,11 @@ class Stage:
     def publishes_model(self) -> bool:
         """Whether its artifact is a model, in whatever state."""
         return self.produces == "model"
+
+    @property
+    def measures(self) -> bool:
+        """Whether its artifact is what a benchmark measured."""
+        return self.produces == "measurements"
 
     @property
     def chooses_places(self) -> bool:

@@ -26,7 +26,7 @@ from compressor.tasks import GENERATED, PACKED, TaskConfig, ending
 from compressor.tasks.reading import TaskData, read_task, read_tests
 from compressor.tasks.sources.hub_set import is_hub
 from compressor.text_files import from_home
-from pipelines.engine.preflight import check_inputs, check_packages, make_plan
+from pipelines.engine.preflight import check_environment, check_inputs, make_plan
 from pipelines.file.config import load_pipeline
 from pipelines.file.schema import schema_text
 from pipelines.init import defaults
@@ -364,7 +364,7 @@ def _write_and_check(facts: Facts, options: InitOptions, paths: dict[str, Path],
     copies = {f"task.{role}": str(place) for role, place in paths.items() if place.parent == scratch}
     overrides = [f"{key}={json.dumps(value)}" for key, value in {"model": str(model), **copies}.items()]
     pipeline = load_pipeline(path, overrides, data=options.out.absolute().parent)
-    check_packages(pipeline.stages)
+    check_environment(pipeline.stages)
     return make_plan(check_inputs(pipeline))
 
 

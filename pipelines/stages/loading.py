@@ -62,11 +62,14 @@ def judge_rows(
     description: str,
     arrays_of: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]] | None = None,
 ) -> MetricInputs:
-    """Arrays that the kind's `metric_inputs` (or another function) computes from a model's predictions. Shows a bar."""
+    """Arrays that the kind's `finite_inputs` (or another function) computes from a model's predictions. Shows a bar.
+
+    Raises UserError E406 for predictions that are not finite, unless another function takes them.
+    """
     with workspace.progress(description, len(rows)) as bar:
         options = {"batch_size": data.batch_size, "on_batch": bar.advance}
         arrays = metric_inputs_of(
-            forward, rows.tokens, data.pad_id, rows.labels, arrays_of or rows.kind.metric_inputs, **options
+            forward, rows.tokens, data.pad_id, rows.labels, arrays_of or rows.kind.finite_inputs, **options
         )
     return MetricInputs(*arrays, rows.kind)
 

@@ -137,7 +137,7 @@ def quality_on_validation(data: Data) -> Callable[[nn.Module], float]:
     def measure(model: nn.Module) -> float:
         options = {"batch_size": data.batch_size}
         arrays = metric_inputs_of(
-            torch_forward(model), rows.tokens, data.pad_id, rows.labels, rows.kind.metric_inputs, **options
+            torch_forward(model), rows.tokens, data.pad_id, rows.labels, rows.kind.finite_inputs, **options
         )
         return rows.kind.metric.value(*arrays)
 

@@ -15,6 +15,7 @@ from compressor.tasks import TaskConfig
 from compressor.tasks.data import read_data, task_tokenizer, tensor_batches, tokenized
 from compressor.tasks.features import length_of, model_rows, predict, tokens_of, torch_forward
 from compressor.tasks.kinds.best_spans import MOST_TOKENS, answer_characters, best_span
+from compressor.tasks.kinds.marked import place_of
 from compressor.tasks.kinds.span_marks import has_read_marks
 from compressor.tasks.kinds.spans import BEGINS, ENDS, MARKS, exact, normalized, word_f1
 from compressor.tasks.predictions import IGNORED, by_row, spread
@@ -298,6 +299,27 @@ def test_spans_are_marked_where_they_are(tmp_path):
     ]
     one = [{"text": "it rained", "span1": "it", "label": label} for label in ("a", "b")]
     assert read_task(task(tmp_path, "marked", one, text=["text", "span1"])).train.texts[0] == ("[ it ] rained",)
+
+
+@pytest.mark.parametrize(
+    ("text", "span", "start"),
+    [
+        ("李明告诉王强他输了。", "李明", 0),
+        ("李明告诉王强他输了。", "他", 6),
+        ("在NASA工作", "NASA", 1),
+        ("민수는 졌다", "민수", 0),
+    ],
+)
+def test_a_span_may_stand_between_letters_where_no_space_separates_words(text, span, start):
+    assert place_of(span, text, "span1", "rows:1") == (start, start + len(span))
+
+
+@pytest.mark.parametrize(
+    ("text", "span", "times"), [("他说他输了", "他", 2), ("the other", "he", 0), ("Маркъ ушёл", "Марк", 0)]
+)
+def test_a_span_is_whole_words_and_there_once(text, span, times):
+    with pytest.raises(UserError, match=f"E225 .*occurs {times} times"):
+        place_of(span, text, "span1", "rows:1")
 
 
 def test_a_text_is_cut_behind_its_marks_alone(tmp_path, folder):

@@ -1,4 +1,6 @@
-"""How many cores are ours: what the environment and the container say counts, not what the machine has."""
+"""How many cores and how much memory are ours: what the environment and the container say counts, not what the machine has."""
+
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +30,15 @@ def test_without_vnni_weights_have_a_bit_less(monkeypatch, machine, instructions
     assert processor.weight_bits(instructions) == bits
 
 
+def write_groups(folder: Path, membership: str, files: dict[str, str]) -> tuple[Path, Path]:
+    """Where the control groups are mounted, and the file that lists ours."""
+    (folder / "ours").write_text(membership)
+    for name, text in files.items():
+        (folder / "mount" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "mount" / name).write_text(text)
+    return folder / "mount", folder / "ours"
+
+
 @pytest.mark.parametrize(
     ("membership", "files", "cores"),
     [
@@ -46,11 +57,40 @@ def test_without_vnni_weights_have_a_bit_less(monkeypatch, machine, instructions
     ],
 )
 def test_a_containers_quota_is_a_limit(tmp_path, monkeypatch, membership, files, cores):
-    (tmp_path / "ours").write_text(membership)
-    for name, text in files.items():
-        (tmp_path / "mount" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "mount" / name).write_text(text)
-    quota = processor.cpu_quota(tmp_path / "mount", tmp_path / "ours")
-    assert quota == cores
+    assert processor.cpu_quota(*write_groups(tmp_path, membership, files)) == cores
     monkeypatch.setattr(processor, "cpu_quota", lambda: 0.5)
     assert processor.physical_cores() == 1
+
+
+JOB = {"job/memory.max": "1000000000\n", "job/task/memory.max": "max\n"}
+V1 = "5:memory:/job\n0::/\n"
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "limit", "free"),
+    [
+        ("0::/job\n", {"job/memory.max": "2000000", "job/memory.current": "500000"}, 2_000_000, 1_500_000),
+        ("0::/job/task\n", JOB, 10**9, 10**9),
+        ("0::/job/task\n", {**JOB, "job/memory.current": "1200000000"}, 10**9, 0),
+        (
+            "0::/job/task\n",
+            {**JOB, "job/memory.current": "900000000", "job/memory.stat": "anon 1\ninactive_file 300000000\n"},
+            10**9,
+            400_000_000,
+        ),
+        (
+            "0::/job\n",
+            {"memory.max": "1000", "job/memory.max": "800", "job/memory.current": "10", "memory.current": "900"},
+            800,
+            100,
+        ),
+        (V1, {"memory/job/memory.limit_in_bytes": "5000", "memory/job/memory.usage_in_bytes": "1000"}, 5000, 4000),
+        (V1, {"memory/memory.limit_in_bytes": "5000", "memory/job/memory.limit_in_bytes": str(2**63 - 4096)}, 5000, 5000),
+        ("0::/job\n", {"job/memory.max": "max"}, None, None),
+        ("", {}, None, None),
+    ],
+)
+def test_memory_is_limited_by_every_control_group_above(tmp_path, membership, files, limit, free):
+    places = write_groups(tmp_path, membership, files)
+    assert processor.memory_limit(*places) == limit
+    assert processor.free_memory(*places) == free if limit else processor.free_memory(*places) > 10**6

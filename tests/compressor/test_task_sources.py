@@ -12,12 +12,13 @@ import types
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from compressor import digests
 from compressor.digests import mark_of
 from compressor.errors import UserError
 from compressor.tasks import TaskConfig, reading
-from compressor.tasks.reading import read_rows, read_task
+from compressor.tasks.reading import read_rows, read_task, skipped_lines
 from compressor.tasks.sources import content, hub_set, parquet_rows
 from compressor.tasks.sources.glue import TASKS, glue_keys
 from compressor.tasks.sources.hub_set import fetch, parse
@@ -67,6 +68,33 @@ def test_times_in_nanoseconds_are_text(arrow, write):
 def test_lists_in_parquet_are_words_and_tags(write):
     path = write({"tokens": [["Anna", "ran"], ["So"]], "tags": [["B-PER", "O"], ["O"]]})
     assert read(path, kind="tokens").label_names == ["O", "B-PER", "I-PER"]
+
+
+def test_binary_columns_in_utf_8_are_text_as_others_are(write):
+    """As Hive and older versions of Spark write them; an image in another column is not read."""
+    path = write({"text": [b"caf\xc3\xa9", b"b"], "label": [b"pos", b"neg"], "image": [b"\xff\xd8", b"\xff"]})
+    data = read(path)
+    assert (data.label_names, data.train.texts) == (["neg", "pos"], [("café",), ("b",)])
+    lists = write({"text": [b"a", b"b"], "labels": [[b"x", b"y"], [b"x"]]})
+    assert read(lists, kind="multilabel").label_names == ["x", "y"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "kind", "says"),
+    [
+        (
+            {"text": ["a", "b"], "label": [b"pos", b"\xff"]},
+            "classification",
+            "E207 .*train.parquet:2: .* holds b'.xff', not a class",
+        ),
+        ({"text": ["a", "b"], "labels": [[b"x", b"y"], [b"\xff"]]}, "multilabel", "E220 .*train.parquet:2: b'.xff' in column"),
+        ({"text": [b"a", b"\xff"], "label": [1, 0]}, "classification", "E206 .*train.parquet:2: .* holds b'.xff', not text"),
+        ({"text": ["a", "b"], "label": [b"1.5", b"\xff"]}, "regression", "E207 .*train.parquet:2: .* not a finite number"),
+    ],
+)
+def test_bytes_that_are_no_text_are_neither_texts_nor_labels(write, columns, kind, says):
+    with pytest.raises(UserError, match=says):
+        read(write(columns), kind=kind)
 
 
 MISTAKES = {
@@ -234,6 +262,15 @@ def test_a_split_is_read_once_into_a_file_that_reads_as_any_other(hub, tmp_path)
         read(fetch(parse("hub:owner/name:config/train", tmp_path)))
 
 
+def test_bytes_of_a_data_set_are_text_or_missing(hub, tmp_path):
+    hub.answer = Rows([{"text": b"caf\xc3\xa9", "label": b"pos"}, {"text": b"x", "label": b"\xff"}])
+    path = fetch(parse("hub:owner/name/train", tmp_path))
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [
+        {"text": "café", "label": "pos"},
+        {"text": "x", "label": None},
+    ]
+
+
 def test_a_local_folder_is_read_once_by_a_process_and_its_file_stays(hub, tmp_path, monkeypatch):
     """Each trial of a sweep reads its pipeline while another may be reading the file: a new one would end that one (E807)."""
     (tmp_path / "set").mkdir()
@@ -373,6 +410,28 @@ def test_the_download_of_a_task_is_read_with_its_columns(tmp_path, name):
     figure = {"cola": "matthews", "mrpc": "accuracy_f1", "qqp": "accuracy_f1", "stsb": "pearson_spearman"}
     assert metric.pop("metric") == figure.get(name, "accuracy")
     assert metric == ({"test": {"mismatched": str(folder / "dev_mismatched.tsv")}} if name == "mnli" else {})
+
+
+def test_rows_that_the_download_of_qqp_breaks_over_two_lines_are_left_out(tmp_path):
+    (tmp_path / "QQP").mkdir()
+    whole = HEADS["qqp"].format("a", "b") + "\n"
+    for split in ("train", "dev"):
+        (tmp_path / "QQP" / f"{split}.tsv").write_text(
+            whole + '3\t1\t2\tis it?\the said "\n"\tis it so?\t0\n' + "4\t1\t2\ta\tc\t1\n"
+        )
+    config = TaskConfig(**glue_keys("qqp", ".", tmp_path, TaskConfig.model_fields))
+    assert read_task(config).train.lines == [2, 3, 6] and skipped_lines(config.train, config) == [4, 5]
+    strict = config.model_copy(update={"broken_rows": None})
+    assert skipped_lines(strict.train, strict) == []
+    with pytest.raises(UserError, match=r"E210 .*train.tsv:4: 5 fields where the header has 6"):
+        read_task(strict)
+
+
+@pytest.mark.parametrize("key", [{"header": False}, {"broken_rows": "skip"}])
+def test_keys_of_tables_are_refused_beside_other_files(key):
+    with pytest.raises(ValidationError, match=f"{next(iter(key))} is used by .tsv and .csv files, and the task names none"):
+        TaskConfig(train="a.jsonl", validation="b.parquet", test={"c": "c.conll"}, **key)
+    assert TaskConfig(train="a.jsonl", validation="b.parquet", test={"c": "c.csv.gz"}, **key)
 
 
 def test_without_a_download_the_hub_is_named(tmp_path):

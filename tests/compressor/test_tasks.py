@@ -5,7 +5,9 @@ import gzip
 import json
 import os
 import socket
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,12 +20,15 @@ from transformers import AutoConfig, AutoModel
 from compressor.errors import UserError, UserErrors
 from compressor.models.architectures import row_of
 from compressor.tasks import TaskConfig
-from compressor.tasks.data import TokenRows, tensor_batches
+from compressor.tasks.data import Data, TokenRows, tensor_batches
 from compressor.tasks.features import batches, pad, predict
 from compressor.tasks.metrics import accuracy, difference_interval, interval, matthews
 from compressor.tasks.reading import read_task
 from compressor.tasks.sources import content as content_file
 from compressor.tasks.task_kind import kind_of
+from pipelines.stages.loading import judge_rows
+from pipelines.stages.trainings import quality_on_validation
+from tests.compressor.conftest import tiny
 
 GOOD = "sentence\tlabel\nbad film\tno\ngood film\tyes\n"
 
@@ -334,6 +339,29 @@ def test_intervals_hold_the_estimate_and_pairing_narrows():
     worse[:50] = worse[:50, ::-1]
     low, high = difference_interval(accuracy, worse, logits, labels)
     assert low < accuracy(worse, labels) - accuracy(logits, labels) < high < 0.0
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_trained_model_whose_outputs_are_not_finite_has_no_quality(value):
+    """Its weights may be finite. Otherwise it would score as one that predicts the first class of every row."""
+    tokens = {"input_ids": [5, 3], "attention_mask": [1, 1]}
+    rows = TokenRows([tokens] * 4, np.array([0, 1, 0, 0]), kind_of("classification"))
+    workspace = SimpleNamespace(progress=lambda *_: nullcontext(SimpleNamespace(advance=lambda rows: None)))
+
+    def forward(encoding):
+        return np.full((len(encoding["input_ids"]), 2), [1.0, value])
+
+    with pytest.raises(UserError, match="E406 the trained model's outputs hold 4 of 8 numbers that are not finite"):
+        judge_rows(forward, rows, Data(rows, rows, ["no", "yes"], 0), workspace, "validating")
+
+
+def test_an_evaluation_of_outputs_that_are_not_finite_ends_the_training():
+    rows = TokenRows([{"input_ids": [5, 3], "attention_mask": [1, 1]}] * 4, np.arange(4) % 2, kind_of("classification"))
+    model = tiny("bert", torch.float32)
+    torch.nn.init.constant_(model.classifier.weight, torch.finfo(torch.float32).max)
+    torch.nn.init.constant_(model.bert.pooler.dense.bias, 9.0)
+    with pytest.raises(UserError, match="E406 the trained model's outputs hold"):
+        quality_on_validation(Data(rows, rows, ["no", "yes"], 0))(model)
 
 
 def test_matthews_by_hand():

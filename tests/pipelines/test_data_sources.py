@@ -39,6 +39,27 @@ def test_a_glue_task_becomes_files_and_columns_and_keys_beside_it_hold(written, 
         load_pipeline(written({"glue": "sst2", "foldr": "glue"}))
 
 
+BROKEN = 'a film\n"\t1\t2\n'
+"""A row that is broken over two lines."""
+LEFT_OUT = "rows of train.tsv with another number of fields than its first line are left out: 2 (lines {})"
+
+
+def test_check_tells_which_rows_are_left_out(tmp_path, compress):
+    pipeline = write_pipeline(tmp_path, stages=STAGES, rows=12)
+    with (tmp_path / "train.tsv").open("a") as file:
+        file.write(BROKEN)
+    code, shown, _ = compress("check", pipeline, "--set", "task.broken_rows=skip")
+    assert code == 0 and shown.startswith("task.train       12 rows; ")
+    assert f"\nwarning: task.train: {LEFT_OUT.format('14, 15')}\n" in shown
+
+
+def test_a_run_tells_which_rows_are_left_out(project, out, compress):
+    with (project.parent / "train.tsv").open("a") as file:
+        file.write(BROKEN)
+    code, shown, _ = compress("run", project, "--out", out, "--set", "task.broken_rows=skip")
+    assert code == 0 and f"task.train: {LEFT_OUT.format('4, 5')}" in " ".join(shown.split())
+
+
 def test_a_data_set_is_fetched_only_for_a_file_without_faults(written, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     task = {"train": "hub:./set/train", "validation": "hub:owner/name:main/test:5", "text": "sentence"}

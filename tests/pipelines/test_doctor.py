@@ -11,7 +11,6 @@ import pytest
 
 from pipelines.doctor import examine, machine, packages
 from pipelines.doctor.findings import FAULT, OK, WARNING, Probe
-from pipelines.doctor.machine import memory_limit
 from pipelines.doctor.packages import fits, required
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,6 +69,19 @@ def test_broken_packages_are_findings_with_their_fix(shims):
     assert "--force-reinstall onnx==" in found["onnx"]["fix"]
     assert "ends the process (signal 6)" in found["tokenizers"]["what"]
     assert found["nncf"]["status"] == WARNING  # OpenVINO is an extra
+
+
+def test_packages_may_print_and_must_give_their_facts(shims, monkeypatch):
+    (shims / "torch.py").open("a").write("import atexit\nprint('facts of torch')\natexit.register(print, 'profile', '{}')\n")
+    (shims / "onnx.py").write_text("import os; os._exit(0)")
+    code, found, _ = ask(shims)
+    assert code == 3 and found["torch on"]["what"].startswith("built for the CPU")
+    assert found["onnx"]["status"] == FAULT and "its process ended and gave no facts" in found["onnx"]["what"]
+    monkeypatch.setattr(sys, "executable", str(shims / "python"))
+    probe = examine._probe(examine.DRIVER)
+    assert probe == Probe({}, "no process can be started (No such file or directory)")
+    (finding,) = packages.cuda({}, {"driver": probe})
+    assert (finding.status, finding.what) == (WARNING, f"not known: {probe.error}")
 
 
 def test_distributions_that_do_not_go_together(shims):
@@ -167,20 +179,10 @@ def test_versions_and_ranges():
     assert ranges["transformers"] == ">=5.23,<6" and ranges["nvidia-pytriton"] == "==0.7.0" and ranges["tritonclient"]
 
 
-@pytest.mark.parametrize(
-    ("files", "limit"),
-    [
-        ({"a/memory.max": "2000000000"}, 2_000_000_000),
-        ({"a/memory.max": "max"}, None),
-        ({"memory.max": "1000"}, 1000),
-        ({"memory/a/memory.limit_in_bytes": "5000"}, 5000),
-        ({"memory/a/memory.limit_in_bytes": str(2**63 - 4096)}, None),
-        ({}, None),
-    ],
-)
-def test_memory_limits_of_control_groups(tmp_path, files, limit):
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    (tmp_path / "membership").write_text("0::/a\n")
-    assert memory_limit(tmp_path, tmp_path / "membership") == limit
+@pytest.mark.parametrize(("free", "status"), [(1.2e9, FAULT), (3e9, WARNING), (9e9, OK)])
+def test_memory_is_what_the_container_leaves(monkeypatch, free, status):
+    monkeypatch.setattr(machine, "memory_limit", lambda: 12_000_000_000)
+    monkeypatch.setattr(machine, "free_memory", lambda: free)
+    (finding,) = machine.memory()
+    assert finding.status == status
+    assert finding.what.endswith(f", 12.0 GB by the limit of the container or job, {free / 1e9:.1f} GB free")

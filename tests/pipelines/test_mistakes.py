@@ -692,6 +692,11 @@ MISTAKES = [
         "E104 {file}:3: task.text: a pair needs two different columns",
     ),
     Mistake(
+        "no header in files that have none",
+        ("train: train.tsv, validation: dev.tsv", "header: false, train: train.jsonl, validation: dev.parquet"),
+        "E104 {file}:3: task.header: header is used by .tsv and .csv files, and the task names none",
+    ),
+    Mistake(
         "missing data file", Path.unlink, "E201 {file}: no such file ({pipeline}:3: task.validation). Paths are", file="dev.tsv"
     ),
     Mistake("a pipe for a data file", to_pipe, "E201 {file}: not a regular file (a pipe, a socket or a dev", file="train.tsv"),

@@ -40,8 +40,8 @@ TEMPERATURE = 2.0
 
 
 def read(value: object) -> str | None:
-    """A class as text; None if it is invalid: empty, of several lines, a fraction, a list, digits that are no integer."""
-    label = "" if value is None or isinstance(value, float | dict | list) else str(value).strip()
+    """A class as text; None if it is invalid: empty, several lines, a fraction, a list, bytes, digits that are no integer."""
+    label = "" if value is None or isinstance(value, float | dict | list | bytes) else str(value).strip()
     if len(label.splitlines()) > 1:  # a server lists the labels in lines
         return None
     broken = label.lstrip("-").isdigit() and not INTEGER.fullmatch(label)

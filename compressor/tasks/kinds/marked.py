@@ -29,6 +29,13 @@ from compressor.tasks.task_kind import Example, require_text
 if TYPE_CHECKING:
     from tokenizers import Encoding
 
+UNSPACED = (
+    r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Burmese, Khmer
+    r"\u3005-\u30ff\u3400-\u9fff\uac00-\ud7a3\uf900-\ufaff\U00020000-\U0003ffff"  # Japanese, Chinese, Korean
+)
+"""Characters, within [] of a regular expression, of scripts in which no space has to separate a word from the next letters."""
+WORD_START = rf"(?:(?<![^\W{UNSPACED}])|(?=[{UNSPACED}]))"
+WORD_END = rf"(?:(?![^\W{UNSPACED}])|(?<=[{UNSPACED}]))"
 FIX = 'Write words that occur once in the text, or their first word\'s number and the words, e.g. [7, "He"]'
 
 
@@ -56,7 +63,7 @@ def place_of(cell: object, text: str, name: str, where: str) -> tuple[int, int]:
     number, words = cell if isinstance(cell, list) and len(cell) == 2 else (None, cell)
     if not isinstance(words, str) or not words.strip() or not (number is None or type(number) is int):
         raise UserError("E225", f"column '{name}' holds {cell!r:.60}, not a span", FIX, where)
-    found = [match.span() for match in re.finditer(rf"(?<!\w){re.escape(words.strip())}(?!\w)", text)]
+    found = [match.span() for match in re.finditer(f"{WORD_START}{re.escape(words.strip())}{WORD_END}", text)]
     if number is not None:
         starts = [match.start() for match in re.finditer(r"\S+", text)]
         begin, end = (starts[number], [*starts, len(text)][number + 1]) if 0 <= number < len(starts) else (0, 0)

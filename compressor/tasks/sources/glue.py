@@ -35,6 +35,8 @@ class GlueTask:
     tests: tuple[tuple[str, str, str], ...] = ()
     """(name, file of the download, split of the hub)."""
     header: bool = True
+    broken_rows: bool = False
+    """Whether some rows of the download are broken over two lines; TensorFlow Datasets and the hub leave these out, too."""
 
 
 SENTENCES = ("sentence1", "sentence2")
@@ -43,7 +45,14 @@ TASKS = {
     "sst2": GlueTask("SST-2", ("sentence",), ("sentence",)),
     "mrpc": GlueTask("MRPC", ("#1 String", "#2 String"), SENTENCES, label="Quality", metric="accuracy_f1"),
     "stsb": GlueTask("STS-B", SENTENCES, SENTENCES, label="score", kind="regression", metric="pearson_spearman"),
-    "qqp": GlueTask("QQP", ("question1", "question2"), ("question1", "question2"), label="is_duplicate", metric="accuracy_f1"),
+    "qqp": GlueTask(
+        "QQP",
+        ("question1", "question2"),
+        ("question1", "question2"),
+        label="is_duplicate",
+        metric="accuracy_f1",
+        broken_rows=True,
+    ),
     "mnli": GlueTask(
         "MNLI",
         SENTENCES,
@@ -91,6 +100,7 @@ def _of_folder(task: GlueTask, folder: Path) -> dict[str, Any]:
         "text": list(task.text),
         "label": task.label,
         **({} if task.header else {"header": False}),
+        **({"broken_rows": "skip"} if task.broken_rows else {}),
         **({"test": {name: _file(folder, file) for name, file, _ in task.tests}} if task.tests else {}),
     }
 

@@ -24,6 +24,7 @@ from compressor.digests import Mark, mark_of, settled
 from compressor.errors import UserError
 from compressor.tasks.sources import needed
 from compressor.tasks.sources.content import DATA
+from compressor.tasks.sources.parquet_rows import text_of
 from compressor.text_files import from_home, in_units
 
 HUB = "hub:"
@@ -131,7 +132,7 @@ def _write(rows: Iterator[dict[str, Any]], wanted: HubSplit, say: Say) -> None:
         with tempfile.NamedTemporaryFile("wb", dir=wanted.path.parent, suffix=".part", delete=False) as file:
             scratch = file.name
             for number, row in enumerate(rows, start=1):
-                size += file.write(json.dumps(row, ensure_ascii=False, default=str).encode("utf-8", "surrogatepass") + b"\n")
+                size += file.write(json.dumps(row, ensure_ascii=False, default=_plain).encode("utf-8", "surrogatepass") + b"\n")
                 say(number)
                 if size > DATA.most:
                     what = f"more than {in_units(DATA.most)} after {number:,} rows"
@@ -147,6 +148,11 @@ def _write(rows: Iterator[dict[str, Any]], wanted: HubSplit, say: Say) -> None:
     finally:
         if scratch is not None:
             os.unlink(scratch)
+
+
+def _plain(value: Any) -> str | None:
+    """A value that JSON does not have, as text; bytes that are no text are missing."""
+    return text_of(value) if isinstance(value, bytes) else str(value)
 
 
 @contextmanager

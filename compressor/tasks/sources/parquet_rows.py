@@ -22,7 +22,7 @@ LEAST_OF_A_CELL = 2
 
 
 def parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(number from 1, cells by column) of every row; dates and decimals as text.
+    """(number from 1, cells by column) of every row; dates, decimals and binary values in UTF-8 as text.
 
     Raises UserError E907 (pyarrow is missing), E201, E202, E215, E203 (not UTF-8), E210 (not Parquet), E216 (a column
     twice).
@@ -102,8 +102,22 @@ def _decodes(cell: Any) -> bool:
     return True
 
 
+def text_of(value: bytes) -> str | None:
+    """The text of bytes in UTF-8, None for others. Hive, Impala and older versions of Spark write texts as binary columns."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return None
+
+
 def _plain(value: Any) -> Any:
-    """A value as a text file would have it: dates and decimals are text."""
+    """A value as a text file would have it: dates, decimals and bytes that are UTF-8 are text, also in lists. Other bytes stay
+    what they are: a column that no task reads may hold them, and no kind of task takes them for text or for a label."""
     if isinstance(value, decimal.Decimal):
         return format(value, "f")
+    if isinstance(value, bytes):
+        text = text_of(value)
+        return value if text is None else text
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
     return value.isoformat() if isinstance(value, datetime.date | datetime.time) else value

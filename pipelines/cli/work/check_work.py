@@ -11,14 +11,14 @@ import click
 from compressor.processor import default_threads
 from pipelines.check.checkup import account_of, lines_of
 from pipelines.check.estimate import needs_of
-from pipelines.engine.preflight import check_inputs, check_packages, make_plans
+from pipelines.engine.preflight import check_environment, check_inputs, make_plans
 from pipelines.file.config import find_pipeline, load_pipeline
 
 
 def check(file: str, overrides: Sequence[str], as_json: bool) -> None:
     """Say of a pipeline file what its rows and its stages need; raise its faults."""
     pipeline = load_pipeline(find_pipeline(file), overrides)
-    check_packages(pipeline.stages)
+    check_environment(pipeline.stages)
     ready = check_inputs(pipeline)
     if plans := make_plans(ready):
         account = account_of(ready)

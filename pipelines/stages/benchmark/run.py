@@ -78,13 +78,14 @@ def left_out(rows: list[Candidate], device: str) -> list[Candidate]:
 def evaluate(candidate: Candidate, data: Data, workspace: Workspace, threads: int | None, device: str = "cpu") -> MetricInputs:
     """How good the candidate is on all validation rows in its own runtime; a file that is not for the CPU on the `device`
     that is measured."""
+    rows = data.validation
     if candidate.runtime == "pytorch":
-        forward = torch_forward(load(candidate.path))
-    else:
-        device = "cpu" if "cpu" in candidate.devices else device
-        runtime = RUNTIMES[candidate.runtime]
-        forward = partial(sessions.run, sessions.session(candidate.path, runtime=runtime, device=device, threads=threads))
-    return judge_rows(forward, data.validation, data, workspace, candidate.name)
+        return judge_rows(torch_forward(load(candidate.path)), rows, data, workspace, candidate.name)
+    device = "cpu" if "cpu" in candidate.devices else device
+    runtime = RUNTIMES[candidate.runtime]
+    forward = partial(sessions.run, sessions.session(candidate.path, runtime=runtime, device=device, threads=threads))
+    # a baseline whose outputs are not finite is a row whose comparison failed, and does not end the stage
+    return judge_rows(forward, rows, data, workspace, candidate.name, rows.kind.metric_inputs)
 
 
 def cost_of(

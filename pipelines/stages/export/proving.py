@@ -133,7 +133,8 @@ class Prover:
     def quality(self, runtime: Runtime, path: Path, what: str) -> dict[str, Any]:
         """The metrics of a file on all validation rows, for when not all of them could be compared."""
         live = partial(run, session(path, runtime=runtime, threads=self.threads))
-        return judge_rows(live, self.data.validation, self.data, self.workspace, what).quality
+        rows = self.data.validation
+        return judge_rows(live, rows, self.data, self.workspace, what, rows.kind.metric_inputs).quality
 
     def ranking(self, names: list[str], *, static: bool) -> list[str]:
         """The matrices called `names`, the most sensitive to int8 first; measured once, on training rows."""
