@@ -213,7 +213,7 @@ EVERYTHING = [
     {"merge": None},
     {"export": {"precision": ["fp32", "int8"]}},
     {"deploy": {"name": "tiny"}},
-    {"benchmark": {"batch": [1, 2], "length": [16], "rounds": 3, "profile": True}},
+    {"benchmark": {"batch": [1, 2], "length": [16], "rounds": 6, "profile": True}},
     {"report": None},
 ]  # fmt: skip
 """The quickstart's shape, in seconds."""

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from compressor.tasks import ending
+from compressor.tasks import ending, named_files
 from compressor.training.processes import launched
 from pipelines.engine.environment import accelerator, package_versions, product
 from pipelines.engine.invocation import Run
@@ -24,7 +24,9 @@ def inputs_of(run: Run, number: int, earlier: Sequence[Artifact]) -> Inputs:
     kinds = {*stage.needs, *stage.accepts}
     before = [previous.id for previous in pipeline.stages[:number]]
     failed = [failure for failure in run.failures if failure["stage"] in before]
-    facts = {"name": pipeline.name, "stages": before, "command": pipeline.command, "product": product()}
+    # the fingerprint has the content of the data files; a report also names them
+    names = [file.name for task in pipeline.all_tasks.values() for file in named_files(task).values()]
+    facts = {"name": pipeline.name, "stages": before, "command": pipeline.command, "product": product(), "files": names}
     if failed:
         facts["failures"] = failed
     return Inputs(

@@ -179,7 +179,7 @@ def _unfit_faults(source: YamlSource, entries: Sequence[Entry], top: PipelineFil
             where = source.where(source.locate(("stages", place, entry.name, *problem.key)))
             yield UserError(problem.code, problem.what, problem.fix, where)
             return
-        if entry.row.produces == "measurements" and top.task and kind_for(top.task).metric.of_texts:
+        if entry.row.measures and top.task and kind_for(top.task).metric.of_texts:
             what = f"a benchmark measures files by their outputs, and the main metric {top.task.metric} is of generated texts"
             fix = "Remove metric from the task, whose texts are scored all the same, or remove the benchmark"
             yield UserError("E243", what, fix, source.where(("stages", place)))

@@ -11,7 +11,7 @@ from compressor.models.files.damage import door
 from compressor.models.row_file import use_stored_row
 from compressor.run_store import store_of
 from pipelines.engine.attempt import Attempt, last_attempt
-from pipelines.engine.lockfile import LOCK_FILE, read_lock
+from pipelines.engine.lockfile import LOCK_FILE, Failure, read_lock
 from pipelines.engine.stage import Artifact
 from pipelines.engine.store import Store, digest
 from pipelines.reporting.kept import layers_left
@@ -40,6 +40,11 @@ class FinishedRun:
         return attempt.model_folder if same_model and Path(attempt.model_folder).is_dir() else model["reference"]
 
     @property
+    def failures(self) -> list[Failure]:
+        """The checks that failed in it without stopping it."""
+        return [Failure(**failure) for failure in self.lock.get("failures", ())]
+
+    @property
     def outdated(self) -> str:
         """Note for the user where a later attempt did not finish; '' where this run is the last attempt's."""
         if self.attempt is None or self.attempt.finished:
@@ -48,7 +53,8 @@ class FinishedRun:
         return f"note: {self.attempt.headline()}{f' ({reason})' if reason else ''}; this is the run before it, which finished"
 
     def artifact(self, stage: dict[str, Any]) -> Artifact:
-        """The artifact of one row of the lock's `stages`; its files are not checked. Raises UserError E805 (gone), E803."""
+        """The artifact of one row of the lock's `stages`, by the lock; its files are not read. Raises UserError E805 (gone),
+        E803."""
         artifact = self.store.find(stage["stage"], stage["fingerprint"], stage["id"])
         if artifact is None:
             raise UserError("E805", f"its artifact {stage['artifact']} is gone", "Run the pipeline again", str(self.store.root))
@@ -58,15 +64,15 @@ class FinishedRun:
                 "Run the pipeline again: what is finished is kept",
             )
             raise UserError("E803", what, fix, str(self.folder / LOCK_FILE))
+        if digest(artifact) != stage["sha256"]:
+            what = f"artifact {artifact.id} is not that of this run: it was made again (--force in another run), or changed"
+            raise UserError("E803", what, "Run the pipeline again: it takes what is there", str(artifact.folder))
         return artifact
 
     def verify(self, stage: dict[str, Any]) -> Artifact:
-        """The same, with every file checked by the manifest, and the manifest by the lock. Raises UserError E803, E805."""
+        """The same, with every file checked by the manifest. Raises UserError E803, E805."""
         artifact = self.artifact(stage)
         self.store.verify(artifact)
-        if digest(artifact) != stage["sha256"]:
-            what, fix = f"artifact {artifact.id} has changed since this run", f"Run again with --force {stage['id']}"
-            raise UserError("E803", what, fix, str(artifact.folder))
         return artifact
 
 

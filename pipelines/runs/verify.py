@@ -101,10 +101,7 @@ def verify(folder: Path, *, serve: bool = True, model: str | None = None, stage:
     if checks and not (folder / LOCK_FILE).is_file():
         return checks
     run = open_run(folder)
-    checks += [
-        Check(failure["stage"], "as the run found", False, failure["code"], _line(failure))
-        for failure in run.lock.get("failures", ())
-    ]
+    checks += [Check(failure.stage, "as the run found", False, failure.code, failure.line()) for failure in run.failures]
     with tempfile.TemporaryDirectory() as scratch, captured(Path(scratch, "verify.log")):
         if stage not in (None, *(row["id"] for row in run.lock["stages"])):
             fix = f"Stages: {', '.join(row['id'] for row in run.lock['stages'])}"
@@ -121,10 +118,6 @@ def _unfinished(folder: Path) -> Iterator[Check]:
     if attempt is not None and not attempt.finished:
         error = attempt.fault()
         yield Check(attempt.stage or "run", "the last attempt", False, error.code, str(error))
-
-
-def _line(failure: dict[str, Any]) -> str:
-    return f"{failure['code']} {failure['what']}. {failure['fix']}"
 
 
 def _readable(stage: str, hops: Callable[[], Iterable[tuple[str, Callable]]]) -> Iterator[Hop]:

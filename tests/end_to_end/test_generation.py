@@ -45,7 +45,7 @@ STAGES = [
     {"merge": None},
     {"export": None},
     {"deploy": {"name": "writer"}},
-    {"benchmark": {"batch": [1], "length": [16], "rounds": 3, "machine_limits": False}},
+    {"benchmark": {"batch": [1], "length": [16], "rounds": 6, "machine_limits": False}},
     {"report": None},
 ]  # fmt: skip
 LORA = {"tune": {"method": "lora", "rank": 2, "epochs": 1, **FAST}}

@@ -20,7 +20,7 @@ STAGES = [
     {"merge": None},
     {"export": {"runtime": ["onnxruntime", "openvino"], "calibration_rows": 24}},
     {"deploy": {"name": "tiny", "runtime": "openvino", "precision": "int8"}},
-    {"benchmark": {"batch": [2], "length": [16], "rounds": 3, "machine_limits": False}},
+    {"benchmark": {"batch": [2], "length": [16], "rounds": 6, "machine_limits": False}},
     {"report": None},
 ]
 

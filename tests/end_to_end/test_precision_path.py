@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 TUNE = {"tune": {"method": "lora", "rank": 4, "epochs": 4, "learning_rate": 0.02, "batch_size": 8}}
 AFTER = [
     {"deploy": {"name": "tiny"}},
-    {"benchmark": {"batch": [2], "length": [16], "rounds": 3, **LEFT_OUT["benchmark"]}},
+    {"benchmark": {"batch": [2], "length": [16], "rounds": 6, **LEFT_OUT["benchmark"]}},
     {"report": None},
 ]
 

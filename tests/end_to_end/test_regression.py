@@ -30,7 +30,7 @@ STAGES = [
     {"merge": None},
     {"export": None},
     {"deploy": {"name": "alike"}},
-    {"benchmark": {"batch": [1], "length": [16], "rounds": 3, **LEFT_OUT["benchmark"]}},
+    {"benchmark": {"batch": [1], "length": [16], "rounds": 6, **LEFT_OUT["benchmark"]}},
     {"report": None},
 ]  # fmt: skip
 

@@ -33,7 +33,7 @@ STAGES = [
     {"merge": None},
     {"export": None},
     {"deploy": {"name": "tags"}},
-    {"benchmark": {"batch": [1], "length": [16], "rounds": 3, "machine_limits": False}},
+    {"benchmark": {"batch": [1], "length": [16], "rounds": 6, "machine_limits": False}},
     {"report": None},
 ]  # fmt: skip
 TEXTS = ["the  film was good fine and a bad plot", "awful"]

@@ -38,7 +38,7 @@ def left_in(folder) -> int:
 def test_the_papers_pools_through_to_the_report(tmp_path):
     """|ΔW| among query and value, |W| among the others, each with its amount; recovery, merge and export leave the zeros."""
     after = [{"recover": FAST}, {"merge": None}, {"export": {"precision": ["fp32"]}}]
-    measured = [{"benchmark": {"batch": [1], "length": [16], "rounds": 3, **LEFT_OUT["benchmark"]}}, {"report": None}]
+    measured = [{"benchmark": {"batch": [1], "length": [16], "rounds": 6, **LEFT_OUT["benchmark"]}}, {"report": None}]
     plan, result = ran(tmp_path, *TUNE, {"prune": SHARES}, *after, *measured)
     adapted, others = 4 * 32 * 32, 4 * 32 * 32 + 4 * 24 * 32
     removed = int(0.37 * adapted) + int(0.2 * others)
@@ -70,7 +70,7 @@ def test_what_is_hidden_in_w_alone_is_exported_with_the_delta_apart(tmp_path):
     """DSEE section 3.3: the report counts the zeros of M ⊙ W, the files compute ΔW beside it."""
     prune = {"prune": {"structure": "weights", "remove": 0.2, "hides": "weight"}}
     export = {"export": {"precision": ["fp32"], "merge": False}}
-    measured = [{"benchmark": {"batch": [1], "length": [16], "rounds": 3, **LEFT_OUT["benchmark"]}}, {"report": None}]
+    measured = [{"benchmark": {"batch": [1], "length": [16], "rounds": 6, **LEFT_OUT["benchmark"]}}, {"report": None}]
     plan, result = ran(tmp_path, *TUNE, prune, {"recover": {**FAST, "control": False}}, export, *measured)
     adapted, others = 4 * 32 * 32, 4 * 32 * 32 + 4 * 24 * 32
     left = adapted + others - int(0.2 * adapted) - int(0.2 * others)

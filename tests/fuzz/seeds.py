@@ -135,7 +135,7 @@ TRAINED = [
     STAGES[2],
     {"merge": None},
 ]
-WHOLE = [*TRAINED, *STAGES[6:8], {"benchmark": {"batch": [1], "length": [8], "rounds": 3, **LEFT_OUT["benchmark"]}}, STAGES[9]]
+WHOLE = [*TRAINED, *STAGES[6:8], {"benchmark": {"batch": [1], "length": [8], "rounds": 6, **LEFT_OUT["benchmark"]}}, STAGES[9]]
 
 
 def trained(root: Path, stages: list[dict] = TRAINED) -> dict[str, Path]:

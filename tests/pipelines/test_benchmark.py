@@ -88,7 +88,7 @@ def measured(ready, tmp_path_factory):
         for name in ("measure", "measure_passes"):
             patch.setattr(benchmark, name, watched(getattr(benchmark, name)))
         patch.setattr(benchmark, "measure_limits", lambda count: threads.append(count) or LIMITS)
-        benchmark.run(BenchmarkConfig(batch=[1, 4], length=[8], rounds=3, profile=True), ready, workspace)
+        benchmark.run(BenchmarkConfig(batch=[1, 4], length=[8], rounds=6, profile=True), ready, workspace)
     return json.loads((folder / "measurements.json").read_text()), threads
 
 

@@ -1,5 +1,6 @@
 """What the runner promises: reuse, atomic publish, locks, quiet, and the same store however often it is killed."""
 
+import itertools
 import json
 import os
 import random
@@ -16,6 +17,7 @@ from pipelines.engine.runner import IN_USE, run_pipeline
 from pipelines.engine.stage import Artifact, Stage, dense_of
 from pipelines.engine.store import Store
 from pipelines.file.config import load_pipeline
+from pipelines.runs.finished import open_run
 from tests.pipelines import toys
 from tests.pipelines.processes import start, until, wait
 from tests.pipelines.toys import tree
@@ -134,6 +136,48 @@ def test_from_until_and_force(project, out, options, again):
     assert calls(out) == again
     assert list(result.artifacts) == list(IDS[: 2 if "until" in options else 4])
     assert tree(out / ".store") == before
+
+
+def test_two_stages_that_do_the_same_are_made_once_forced_or_not(project, out):
+    """The second would wait forever for the first, which uses what it is to replace."""
+    project.write_text(project.read_text().replace("  - report", "  - deploy:\n  - deploy: {id: again}\n  - report"))
+    assert go(project, out).reused == ("again",)
+    calls(out)
+    assert go(project, out, from_="deploy").reused == ("select", "tune", "prune", "again")
+    assert calls(out) == ["deploy", "report"]
+    assert go(project, out, force=["again"]).reused == ("select", "tune", "prune", "deploy", "again", "report")
+
+
+def test_what_another_run_made_again_is_told_and_then_taken(project, out, monkeypatch):
+    numbers = itertools.count()
+    toys.replace(monkeypatch, "prune", run=lambda config, inputs, workspace: {"measured": next(numbers)})
+    go(project, out)
+    go(project, out, "name=other", force=["prune"])
+
+    def stored():
+        run = open_run(out / "toy")
+        return run.artifact(next(stage for stage in run.lock["stages"] if stage["id"] == "prune"))
+
+    with pytest.raises(UserError, match=r"E803 .*is not that of this run: it was made again \(--force in another run\)"):
+        stored()
+    go(project, out)
+    assert stored().metadata["measured"] == 1
+
+
+def test_a_report_names_the_files_of_this_run(project, out):
+    """Files of equal content under other names: all but the report is reused."""
+    go(project, out)
+    (project.parent / "train.tsv").rename(project.parent / "renamed.tsv")
+    assert go(project, out, f"task.train={project.parent / 'renamed.tsv'}").reused == IDS[:3]
+
+
+def test_a_stage_that_computes_on_a_gpu_needs_one_before_anything_runs(project, out, monkeypatch):
+    toys.replace(monkeypatch, "deploy", device=lambda config: "cuda")
+    monkeypatch.setattr("pipelines.engine.preflight.accelerator", lambda: None)
+    project.write_text(project.read_text().replace("  - report", "  - deploy:\n  - report"))
+    with pytest.raises(UserError, match="E904 stage 'deploy' computes on CUDA, and no GPU is offered here"):
+        go(project, out)
+    assert calls(out) == [] and not (out / "toy").exists()
 
 
 @pytest.mark.parametrize(

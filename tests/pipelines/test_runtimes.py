@@ -6,7 +6,7 @@ import pytest
 
 from compressor.errors import CheckError, UserError
 from compressor.tasks.task_kind import kind_of
-from pipelines.engine.preflight import check_packages
+from pipelines.engine.preflight import check_environment
 from pipelines.engine.runner import run_pipeline
 from pipelines.engine.stage import Artifact, BaseModelReference, Entry, Inputs
 from pipelines.file.config import load_pipeline
@@ -15,6 +15,8 @@ from pipelines.stages.deploy import config as deploy
 from pipelines.stages.deploy.run import contents
 from pipelines.stages.export import config as export
 from pipelines.stages.merge import config as merge
+from pipelines.stages.prune import config as prune
+from pipelines.stages.report import config as report
 from pipelines.stages.tune import config as tune
 from tests.tiny import write_model, write_pipeline
 
@@ -162,6 +164,24 @@ def test_deltas_that_cannot_be_apart_are_told_before_anything_runs(tmp_path, sta
         run_pipeline(pipeline, tmp_path / "runs", dry_run=True)
 
 
+def test_what_is_measured_is_what_was_exported_and_what_is_reported_was_measured():
+    files, measured = entry(export), entry(benchmark)
+    changed = entry(prune, structure="heads", remove=1)
+    assert problems(benchmark, {}, changed, files) == problems(report, {}, files, changed) == []
+    assert problems(benchmark, {}, files, changed) == [("E107", ())]
+    assert problems(benchmark, {}, files, changed, entry(export, precision="fp32")) == []
+    assert problems(report, {}, files, measured) == []
+    assert problems(report, {}, files, measured, changed) == [("E107", ())]
+    assert problems(report, {}, files, measured, entry(export, precision="fp32")) == [("E107", ())]
+
+
+def test_times_are_those_of_one_processor(monkeypatch):
+    here = benchmark.STAGE.surroundings(benchmark.BenchmarkConfig())
+    monkeypatch.setattr("compressor.processor.physical_cores", lambda: 1000)
+    assert benchmark.STAGE.surroundings(benchmark.BenchmarkConfig()) != here
+    assert benchmark.STAGE.device(benchmark.BenchmarkConfig(device="cuda")) == "cuda"
+
+
 def test_openvino_is_not_measured_on_cuda():
     only = entry(export, runtime="openvino", precision="fp32")
     assert problems(benchmark, {"device": "cuda"}, only) == [("E604", ("device",))]
@@ -172,6 +192,6 @@ def test_a_missing_extra_is_named_where_the_config_needs_it(monkeypatch):
 
     found = pipelines.engine.environment.distribution
     monkeypatch.setattr(pipelines.engine.environment, "distribution", lambda name: None if name == "nncf" else found(name))
-    check_packages([entry(export)])
+    check_environment([entry(export)])
     with pytest.raises(UserError, match=r"E901 stage 'export' needs the package nncf. Run: .*\[openvino\]'"):
-        check_packages([BOTH])
+        check_environment([BOTH])

@@ -48,7 +48,7 @@ STAGES = [
 ]  # fmt: skip
 AFTER = [
     {"export": {"precision": ["fp32"]}},
-    {"benchmark": {"batch": [2], "length": [16], "rounds": 3, **LEFT_OUT["benchmark"]}},
+    {"benchmark": {"batch": [2], "length": [16], "rounds": 6, **LEFT_OUT["benchmark"]}},
     {"report": None},
 ]
 

@@ -19,7 +19,7 @@ STAGES = [
     {"tune": {"method": "full", "epochs": 1, "learning_rate": 1.0, "batch_size": 8}},
     {"merge": None},
     {"export": {"precision": "fp32"}},
-    {"benchmark": {"batch": [1], "length": [16], "rounds": 3, **LEFT_OUT["benchmark"]}},
+    {"benchmark": {"batch": [1], "length": [16], "rounds": 6, **LEFT_OUT["benchmark"]}},
     {"report": None},
 ]
 

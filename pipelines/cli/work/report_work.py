@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
@@ -9,6 +10,7 @@ import click
 from compressor.errors import UserError
 from pipelines.cli.shown import near, note, summary
 from pipelines.engine.attempt import Attempt, last_attempt
+from pipelines.engine.lockfile import Failure
 from pipelines.reporting.kept import plan_table
 from pipelines.runs.finished import open_run, plan_of
 from pipelines.terminal.console_table import PARITY_COLUMNS, parity_cells, table
@@ -35,13 +37,19 @@ def _show_report(run: Path) -> None:
         _show_unfinished(attempt)
         if reported:
             click.echo("\nthe run before it, which finished:")
+            _show_failures(open_run(run).failures)
     elif not reported:
         raise UserError("E805", "this run has no report", "Give a run's folder, and run its report stage", str(run))
-    for failure in attempt.failures if attempt else ():
-        click.echo(f"FAILED {failure.stage}: {failure.line()}")
+    elif attempt is not None:
+        _show_failures(attempt.failures)
     if reported:
         summary(run)
         click.echo(f"report: {near((page if page.is_file() else run / 'report.json').absolute())}")
+
+
+def _show_failures(failures: Iterable[Failure]) -> None:
+    for failure in failures:
+        click.echo(f"FAILED {failure.stage}: {failure.line()}")
 
 
 def _show_unfinished(attempt: Attempt) -> None:
@@ -53,6 +61,7 @@ def _show_unfinished(attempt: Attempt) -> None:
         if attempt.error.log:
             click.echo(f"log: {attempt.error.log}")
     click.echo(f"stages finished: {', '.join(stage.id for stage in attempt.stages) or 'none'}")
+    _show_failures(attempt.failures)
     if attempt.parity:
         click.echo("\nproven so far:")
         table(PARITY_COLUMNS, [parity_cells(str(record.get("stage", "")), record) for record in attempt.parity])

@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from export.runtimes.runtime_registry import DEFAULT, RUNNABLE, RUNTIMES
-from pipelines.engine.stage import Entry, Problem, Stage, StageConfig, each_once
+from pipelines.engine.stage import Entry, Problem, Stage, StageConfig, behind, each_once
 from pipelines.file import limits
 
 if TYPE_CHECKING:
     from compressor.account import Plan
+
+
+FEWEST_ROUNDS = 6
+"""Of fewer rounds even the least and the largest hold the median in less than 95 of 100 cases: no interval could be told."""
 
 
 class BenchmarkConfig(StageConfig):
@@ -36,7 +40,7 @@ class BenchmarkConfig(StageConfig):
     profile: bool = Field(
         default=False, description="also show where the time of each file goes, by kind of operator, at the largest shape"
     )
-    rounds: int = Field(default=20, ge=3, le=limits.ROUNDS, description="interleaved rounds of timing")
+    rounds: int = Field(default=20, ge=FEWEST_ROUNDS, le=limits.ROUNDS, description="interleaved rounds of timing")
     device: Literal["cpu", "cuda"] = Field(default="cpu", description="the device that computes")
 
     _each_once = field_validator("batch", "length")(each_once)
@@ -44,11 +48,14 @@ class BenchmarkConfig(StageConfig):
     @property
     def real_rounds(self) -> int:
         """Rounds of passes over real rows, and of further tokens: a quarter, because each is many calls."""
-        return max(self.rounds // 4, 3)
+        return max(self.rounds // 4, FEWEST_ROUNDS)
 
 
 def check(config: BenchmarkConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
     exports = [entry for entry in earlier if entry.row.exports]
+    if exports and (changed := next((entry for entry in behind(exports[-1], earlier) if entry.row.publishes_model), None)):
+        what = f"'{changed.id}' changes the model whose files '{exports[-1].id}' made"
+        yield Problem("E107", what, f"Put an export behind '{changed.id}', or the benchmark before it")
     if exports and config.device == "cuda":
         yield from _not_for_cuda(exports[-1])
     if exports and config.device == "cpu" and "cpu" not in exports[-1].config.devices:
@@ -113,6 +120,13 @@ def _generates(plan: Plan) -> bool:
     return auto_class_of(plan.model) == GENERATES
 
 
+def surroundings(config: BenchmarkConfig) -> dict[str, Any]:
+    """The processor: times of another one are none of this machine."""
+    from compressor.processor import processor
+
+    return processor()
+
+
 STAGE = Stage(
     name="benchmark",
     summary="measure quality, bytes, FLOPs and latency of every exported model against dense PyTorch",
@@ -125,5 +139,7 @@ STAGE = Stage(
     run="pipelines.stages.benchmark.run:run",
     check=check,
     estimate=estimate,
+    device=lambda config: config.device,
+    surroundings=surroundings,
     lengths=lambda config: [(("length", place), length) for place, length in enumerate(config.length)],
 )

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from pipelines.engine.stage import Stage, StageConfig
+from collections.abc import Iterable
+
+from pipelines.engine.stage import Entry, Problem, Stage, StageConfig, behind
 
 
 class ReportConfig(StageConfig):
     """No options: everything that was measured is shown; without a benchmark quality and sizes, and no latency."""
+
+
+def check(config: ReportConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
+    measured = [entry for entry in earlier if entry.row.measures]
+    later = behind(measured[-1], earlier) if measured else ()
+    if changed := next((entry for entry in later if entry.row.publishes_model or entry.row.exports), None):
+        what = f"'{measured[-1].id}' has not measured what '{changed.id}' makes"
+        yield Problem("E107", what, f"Put a benchmark behind '{changed.id}', or the report before it")
 
 
 STAGE = Stage(
@@ -21,4 +31,5 @@ STAGE = Stage(
     packages=("plotly", "jinja2"),
     version=8,
     run="pipelines.stages.report.run:run",
+    check=check,
 )
