@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelQueuePolicy
 
-from benchmarks.record import write_record
+from benchmarks.record import read_record, write_record
 from compressor.processor import processor
 from pipelines.loadtest.request_rows import traffic_of
 from pipelines.loadtest.tune_report import COLUMNS, setting_rows
@@ -339,7 +339,10 @@ def main(arguments: list[str] | None = None) -> int:
         facts = {"machine": processor()["cpu"], "model": options.model, "rows": bench.traffic.source}
         on = {"cores": len(cores), "clients_on": told(others)}
         record = options.out / "load.json"
-        found = {"where": {}, **(json.loads(record.read_text()) if record.is_file() else {}), **facts}
+        try:
+            found = read_record(record, None, facts) or {"where": {}, **facts}
+        except ValueError as error:
+            parser.error(str(error))
         parts = {
             "perf_analyzer": options.perf_analyzer and (lambda: second_opinion(bench, options.perf_analyzer)),
             "overload": options.overload and (lambda: overload(bench, options.deadline_ms, options.protocol)),

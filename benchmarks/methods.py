@@ -127,6 +127,8 @@ class Grid:
     tasks: dict[str, dict]
     work: Path
     train: bool
+    threads: int
+    """Of each run, of which several may be trained at once."""
     by_run: dict[str, Artifact] = field(default_factory=dict)
     """By the run's name: looking one up reads the data and hashes the model."""
 
@@ -136,7 +138,7 @@ class Grid:
             return self.by_run[run.name]
         tune = {**run.contender.tune, "epochs": 2, "learning_rate": run.rate}
         select = [{"select": run.contender.select}] if run.contender.select else []
-        file = {"name": run.name, "model": self.model, "task": self.tasks[run.task], "seed": run.seed}
+        file = {"name": run.name, "model": self.model, "task": self.tasks[run.task], "seed": run.seed, "threads": self.threads}
         artifacts = run_file({**file, "stages": [*select, {"tune": tune}]}, self.file(run), self.work, train=self.train)
         if "tune" in artifacts:
             self.by_run[run.name] = artifacts["tune"]
@@ -169,7 +171,7 @@ def compare_rates(grid: Grid, task: str, contender: Contender) -> tuple[list[Run
 def fill(grid: Grid, contenders: list[Contender], jobs: int) -> dict[tuple[str, str], list[Run]]:
     """Train what is missing, `jobs` methods at once; (task, contender) -> the runs of the table, seed 0 first."""
     table: dict[tuple[str, str], list[Run]] = {}
-    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), share_cores, (jobs,))
+    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"))
     try:
         waiting = {
             (task, contender.name): pool.submit(compare_rates, grid, task, contender)
@@ -185,12 +187,6 @@ def fill(grid: Grid, contenders: list[Contender], jobs: int) -> dict[tuple[str, 
     finally:
         pool.shutdown(cancel_futures=True)
     return table
-
-
-def share_cores(jobs: int) -> None:
-    import torch
-
-    torch.set_num_threads(max(1, CORES // jobs))
 
 
 def logits_of(grid: Grid, run: Run) -> tuple[np.ndarray, np.ndarray]:
@@ -274,7 +270,7 @@ def main() -> None:
     tasks = {
         task: write_task(task, getattr(options, task), options.work / task, ROWS[task]) for task in options.tasks.split(",")
     }
-    grid = Grid(options.model, tasks, options.work, not options.summary)
+    grid = Grid(options.model, tasks, options.work, not options.summary, max(1, CORES // options.jobs))
     table = fill(grid, [contender for contender in CONTENDERS if contender.name in names], options.jobs)
     for task in tasks:
         print(f"\n## {task}\n")

@@ -21,12 +21,16 @@ def spread(values: Sequence[float], sign: str = "") -> str:
     return f"{statistics.fmean(values):{sign}.1f}" + (f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "")
 
 
-def read_record(path: Path, part: str, facts: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The record at `path`, whose `part` holds these facts; None where there is none. Raises ValueError for other facts."""
+def read_record(path: Path, part: str | None, facts: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The record at `path`, whose `part` (None: the whole) holds these facts; None where there is none.
+
+    Raises ValueError for other facts.
+    """
     if not path.is_file():
         return None
     stored = json.loads(path.read_text())
-    if odd := [key for key in facts if stored[part].get(key) != facts[key]]:
+    known = stored if part is None else stored[part]
+    if odd := [key for key in facts if known.get(key) != facts[key]]:
         raise ValueError(f"{path} is of another '{odd[0]}'; give another --out, or delete it to measure everything again")
     return stored
 
