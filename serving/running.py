@@ -36,7 +36,8 @@ def announce(port: int, repository: Path, pid: int) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_name(f"{path.name}.{pid}")
-        beside.write_text(json.dumps({"repository": str(repository.resolve()), "pid": pid}), encoding="utf-8")
+        record = {"repository": str(repository.resolve()), "pid": pid, "started": _started(pid)}
+        beside.write_text(json.dumps(record), encoding="utf-8")
         beside.replace(path)  # a client that reads it meanwhile finds a whole record
     except OSError as error:
         fault = f"cannot record the running server ({error.strerror})"
@@ -63,12 +64,18 @@ def server_pid(host: str, port: int) -> int | None:
 
 def _record(host: str, port: int) -> tuple[Path, int] | None:
     """The repository and the process of a server that runs; None if the record is missing, cannot be read, or is that of a
-    server that was killed, which leaves it."""
+    server that was killed, which leaves it; its pid may be another process's by now."""
     if host not in LOCAL_HOSTS:
         return None
     try:
         entry = json.loads(registry_file(port).read_text(encoding="utf-8"))
         repository, pid = Path(entry["repository"]), int(entry["pid"])
+        runs = _started(pid) == entry["started"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return (repository, pid) if Path("/proc", str(pid)).exists() else None
+    return (repository, pid) if runs else None
+
+
+def _started(pid: int) -> int:
+    """When a process started, in clock ticks since the machine did. Raises OSError where there is none."""
+    return int(Path("/proc", str(pid), "stat").read_text(errors="replace").rpartition(")")[2].split()[19])

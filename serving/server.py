@@ -100,6 +100,7 @@ class EmbeddedServer:
             stage_backends(bundle, self.stage / "backends")
             self._link(models)
             self.log_path.parent.mkdir(parents=True, exist_ok=True)
+            self.log_path.touch(0o600)  # other users read neither the log nor, below, the shared memory
             self.log_path.write_bytes(b"")
             self._start_guard()
             self._find_port_and_start(bundle)
@@ -191,6 +192,12 @@ class EmbeddedServer:
         loaded = set(self.triton.stubs.values()) & set(model_names(self.repository))
         refuse_code(self.repository, sorted(loaded))
         return sorted(loaded)
+
+    def follow_loads(self) -> None:
+        """Record the processes of models that were loaded or unloaded, and close their shared memory to other users."""
+        if self.token:
+            self.triton.find_stubs()
+        shared_memory.close_to_others(self.stage.name)
 
     def fault(self) -> UserError | None:
         """Why a process of the server does not work any more: E709 (Triton), E743 (a model's), E742 (the guard). Else None."""

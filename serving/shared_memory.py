@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import stat
 from pathlib import Path
 from typing import IO
 
@@ -36,35 +37,58 @@ def check_space(instances: int, max_body: int) -> None:
 
 def claim(stage: Path) -> IO[str]:
     """A lock that says that the server with the folder `stage` lives; close it last, after `remove`."""
-    lock = _lock_file(stage.name).open("w")
+    path = _lock_file(stage.name)
+    path.touch(0o600, exist_ok=False)
+    lock = path.open("w")
     fcntl.flock(lock, fcntl.LOCK_EX)
     lock.write(str(stage))
     lock.flush()
     return lock
 
 
+def close_to_others(name: str) -> None:
+    """Make the shared memory of the server whose folder is called `name` readable by its user alone.
+
+    Triton creates it readable by all, whatever the umask; a region that grows keeps its mode.
+    """
+    for region in SHARED_MEMORY.glob(f"{name}-*"):
+        with contextlib.suppress(OSError), _open_own(region) as file:
+            os.fchmod(file.fileno(), 0o600)
+
+
 def remove(name: str) -> None:
     """Delete the shared memory of the server whose folder is called `name`, and its lock file."""
-    for region in SHARED_MEMORY.glob(f"{name}-*"):
-        region.unlink(missing_ok=True)
+    remove_regions(name)
     _lock_file(name).unlink(missing_ok=True)
 
 
 def remove_regions(name: str) -> None:
     """Delete the shared memory of a server that is started again."""
     for region in SHARED_MEMORY.glob(f"{name}-*"):
-        region.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # another user's
+            region.unlink()
 
 
 def remove_left_overs() -> None:
     """Delete shared memory and folders of this user's servers that were killed: those whose lock nobody holds."""
     for path in SHARED_MEMORY.glob(f"{PREFIX}*.lock"):
-        with contextlib.suppress(OSError), path.open() as lock:  # another user's, or just deleted
+        with contextlib.suppress(OSError), _open_own(path) as lock:  # another user's, or just deleted
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             stage = Path(lock.read())
-            if path.stat().st_uid == os.getuid() and stage.name == path.stem:
+            if stage.name == path.stem:
                 remove(path.stem)
                 shutil.rmtree(stage, ignore_errors=True)
+
+
+def _open_own(path: Path) -> IO[str]:
+    """Open a regular file of this user. Raises OSError for what others can put here: to open a pipe would wait, and to open a
+    link would open another file."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+        os.close(descriptor)
+        raise PermissionError(f"{path} is not a file of this user")
+    return open(descriptor)
 
 
 def _lock_file(name: str) -> Path:

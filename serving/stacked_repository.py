@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from google.protobuf import text_format
 from compressor.errors import UserError
 from export.runtimes.runtime_registry import RUNTIMES
 from export.standalone.folder import SUMMARY
+from serving.deployment.target import Target
 from serving.layout.knobs import DEFAULT_KNOBS, INTERFACES, Knobs
 from serving.layout.model_limits import limits_of
 from serving.layout.text_outputs import ANY_KIND
@@ -43,30 +44,38 @@ def write_many_tasks(
     Returns the version folders. Where the repository has the model, it gets another version.
 
     Texts are cut at `max_length` tokens, by default as many as the model takes, at most MOST_TOKENS. Raises UserError E720 to
-    E723 as `write_repository`, E779 (not such a folder, or a model with another config).
+    E723 as `write_repository`, E756 (a deployment is at work there), E757 (the repository cannot be opened), E779 (not such a
+    folder, or a model with another config).
     """
     summary = read_summary(stacked)
     runtime, path = RUNTIMES[summary["runtime"]], stacked / summary["path"]
     facts = facts_of(stacked, summary, max_length)
     options = {"facts": facts, "tokenizer_folder": stacked, "interfaces": interfaces, "knobs": knobs}
     models = models_of(name, path, runtime=runtime, **options)
-    there = [model for model in models if _is_there(Path(folder, model))]
+    homes = {model: Path(folder, model) for model in models}
+    with Target.at(str(folder)).locked():  # another writer would take the same number
+        numbers = _numbers(homes, models)
+        with contextlib.ExitStack() as undo:
+            for model, home in homes.items():
+                # complete before a server can see it: hidden folders are no versions
+                staged = home / f".{numbers[model]}"
+                undo.callback(_discard, staged)
+                _discard(staged)  # of one that was killed
+                write_version(staged, path, runtime, facts, stacked)
+            undo.pop_all()
+        return [_complete(homes[model], numbers[model], content) for model, content in models.items()]
+
+
+def _numbers(homes: Mapping[str, Path], models: Mapping[str, ServedModel]) -> dict[str, int]:
+    """The number of each model's next version. Raises UserError E779 where the repository has one of the models alone, or with
+    another config."""
+    there = [model for model, home in homes.items() if _is_there(home)]
     if there and len(there) < len(models):
         what = f"the repository has '{there[0]}' alone, of {' and '.join(models)}"
-        raise UserError("E779", what, "Give the interfaces that it has, or another name", str(folder))
+        raise UserError("E779", what, "Give the interfaces that it has, or another name", str(homes[there[0]].parent))
     for model in there:
-        _check_config(Path(folder, model), models[model].config)
-    homes = {model: Path(folder, model) for model in models}
-    numbers = {model: 1 + int(version_folders(home)[-1].name) if there else 1 for model, home in homes.items()}
-    with contextlib.ExitStack() as undo:
-        for model, home in homes.items():
-            # complete before a server can see it: hidden folders are no versions
-            staged = home / f".{numbers[model]}"
-            undo.callback(_discard, staged)
-            _discard(staged)  # of one that was killed
-            write_version(staged, path, runtime, facts, stacked)
-        undo.pop_all()
-    return [_complete(homes[model], numbers[model], content) for model, content in models.items()]
+        _check_config(homes[model], models[model].config)
+    return {model: 1 + int(version_folders(home)[-1].name) if there else 1 for model, home in homes.items()}
 
 
 def _is_there(home: Path) -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from compressor.errors import UserError, UserErrors
 from serving.bundle import Bundle, environment
-from serving.shared_memory import MORE_MEMORY
+from serving.shared_memory import MORE_MEMORY, close_to_others
 
 STOP_SECONDS = 10
 STACK_BYTES = 64 << 20
@@ -79,9 +79,11 @@ class TritonProcess:
             )
 
     def wait_until_ready(self, seconds: float) -> None:
-        """Return when every model is ready. Raises UserError E708 after `seconds`, and those of `diagnose`."""
+        """Return when every model is ready, its shared memory closed to other users. Raises UserError E708 after `seconds`, and
+        those of `diagnose`."""
         deadline = time.monotonic() + seconds
         while not is_ready(self.stage / "http.sock"):
+            close_to_others(self.stage.name)
             ended = self.process.poll() is not None
             if ended or STUB_DIED.search(self.log()):  # Triton keeps waiting for a dead stub
                 raise diagnose(self.log(), self.log_path, self.process.poll())
@@ -89,6 +91,7 @@ class TritonProcess:
                 fix = f"Raise the timeout, or see why in {self.log_path}"
                 raise UserError("E708", f"the Triton server was not ready within {seconds:g} s", fix)
             time.sleep(0.05)
+        close_to_others(self.stage.name)
         self.find_stubs()
 
     def find_stubs(self) -> None:

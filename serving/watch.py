@@ -38,8 +38,7 @@ def watch(
     while True:
         fault = failure or server.fault()
         if fault is None:
-            if server.token:
-                server.triton.find_stubs()  # models may have been loaded
+            server.follow_loads()
             also(tell)
             time.sleep(POLL_SECONDS)
             continue
@@ -60,10 +59,14 @@ def watch(
 
 
 def new_log(folder: Path) -> Path:
-    """The path of this process's log in `folder`, serve-PID.log; of those of servers that have ended the newest stay."""
+    """The path of this process's log in `folder`, serve-PID.log; of those of servers that have ended the newest stay, each with
+    the log of its front, front-PID.log."""
     logs = sorted(folder.glob("serve-*.log"), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in logs[KEPT_LOGS - 1 :]:
         with contextlib.suppress(OSError), path.open() as log:
             fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its server lives
             path.unlink()
+    for path in folder.glob("front-*.log"):
+        if not path.with_name(path.name.replace("front", "serve", 1)).exists():
+            path.unlink(missing_ok=True)
     return folder / f"serve-{os.getpid()}.log"

@@ -37,12 +37,12 @@ class TokenPredictor:
         config = client.config(model)
         self.client, self.model, self.size = client, model, config["max_batch_size"]
         self.version = client.versions(model)[-1]
-        folder = version_folder or find_version(client, model, self.version)
+        folder = Path(version_folder or find_version(client, model, self.version))
+        check_version(folder, model, self.version)
         facts = read_version(folder)
         self.kind, self.labels = kind_served(model, facts), list(facts.labels)
         self.of_choices = facts.task == CHOICES
-        if LOGITS not in {tensor["name"] for tensor in config["output"]}:
-            raise UserError("E716", f"model '{model}' gives no {LOGITS}", "Use Client.infer")
+        check_labels(folder, model, config, facts)
         self.encoder = TextEncoder(model, config, facts, folder / TOKENIZER)
 
     def __call__(self, texts: Sequence[Text]) -> list[Prediction] | list[Estimate] | list[Tagged]:
@@ -122,6 +122,26 @@ def find_version(client: Client, model: str, version: str) -> Path:
         fault = f"the server at {client.address} was not started by compress on this machine, and serves no '{model}-text'"
         raise UserError("E714", f"{fault}: the tokenizer of '{model}' is unknown", "Pass --tokenizer NAME/1 of its repository")
     return repository / model / version
+
+
+def check_version(folder: Path, model: str, version: str) -> None:
+    """Raise UserError E714 where a version's folder, by its number, is not that of the `version` that the server predicts with.
+    A folder without a number may be of any."""
+    number = folder.resolve().name
+    if number.isdecimal() and number != version:
+        what = f"the folder is of version {number}, and the server predicts with version {version} of '{model}'"
+        raise UserError("E714", what, f"Pass --tokenizer with the folder of version {version}", str(folder))
+
+
+def check_labels(folder: Path, model: str, config: Mapping[str, Any], facts: VersionFacts) -> None:
+    """Raise UserError E716 where a served model gives no logits, E714 where it gives others than the folder has labels."""
+    logits = next((tensor for tensor in config["output"] if tensor["name"] == LOGITS), None)
+    if logits is None:
+        raise UserError("E716", f"model '{model}' gives no {LOGITS}", "Use Client.infer")
+    classes = int(logits["dims"][-1])  # -1: of any number. In JSON from gRPC it is text
+    if classes not in (-1, len(facts.labels)):
+        what = f"the folder has {len(facts.labels)} labels, and model '{model}' gives {classes} {LOGITS}"
+        raise UserError("E714", what, "Pass --tokenizer with the version's folder, NAME/1 of the repository", str(folder))
 
 
 def kind_served(model: str, facts: VersionFacts) -> TaskKind:

@@ -17,8 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from aiohttp import web
-
+from serving.guard.connection import Server
 from serving.guard.model_control import Control
 from serving.guard.proxy import DRAINING, STARTING, UP, Limits, Proxy
 from serving.guard.upstream import Upstream
@@ -47,8 +46,7 @@ async def serve(settings: dict[str, Any]) -> None:
     loop = asyncio.get_running_loop()
     servers = []
     for number, handler in ((settings["http"], proxy.handle), (settings["metrics"], proxy.handle_metrics)):
-        # cancellation: a request whose client is gone is cancelled at Triton, too
-        server = web.Server(handler, handler_cancellation=True, access_log=None, auto_decompress=False)
+        server = Server(handler)
         servers.append(server)
         await loop.create_server(server, sock=socket.socket(fileno=number), backlog=BACKLOG)
     commands = asyncio.StreamReader()
@@ -64,7 +62,7 @@ async def serve(settings: dict[str, Any]) -> None:
             proxy.state = {"up": UP, "starting": STARTING}[command]
 
 
-async def drained(proxy: Proxy, servers: list[web.Server]) -> None:
+async def drained(proxy: Proxy, servers: list[Server]) -> None:
     """Tell the parent when no request is left and every response is sent."""
     await proxy.idle.wait()
     while any(unsent(connection) for server in servers for connection in server.connections):

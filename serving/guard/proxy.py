@@ -66,7 +66,10 @@ class Proxy:
         try:
             return await self._pass_on(request)
         except Refused as refused:
-            return failure(refused.status, str(refused))
+            response = failure(refused.status, str(refused))
+            if request.content.exception():  # where its body ends, and the next request begins, is unknown
+                response.force_close()
+            return response
         except (OSError, EOFError):
             return self._unavailable("E737 the server ended before it answered; try again in some seconds")
         finally:
@@ -90,19 +93,21 @@ class Proxy:
         if request.method not in ("GET", "POST") or not TARGET.fullmatch(target):
             return failure(405, "GET and POST of a path are served")
         body = await self._body(request)
-        lines = [f"{request.method} {target} HTTP/1.1", "Host: triton"]
+        lines, send = [f"{request.method} {target} HTTP/1.1", "Host: triton"], self.upstream.send
         if self.control:
             allowed, body = await self.control.authorize(request.method, target, headers, body)
             lines += allowed
+            if allowed and is_load(target):  # another is refused by Triton at once, and has nothing to wait for
+                send = self.upstream.send_apart
         lines.append(f"Content-Length: {len(body)}")
         if body:
             lines.append("Content-Type: application/json")
-        if (length := headers.get(HEADER_LENGTH)) is not None:
-            lines.append(f"{HEADER_LENGTH}: {length}")
+            # of the body that was checked: tritonclient also sends it, with the length of an earlier request, where none is
+            if (length := headers.get(HEADER_LENGTH)) is not None:
+                lines.append(f"{HEADER_LENGTH}: {length}")
         if (accepted := headers.get("Accept-Encoding")) is not None:
             lines.append(f"Accept-Encoding: {accepted}")
         head = "\r\n".join(lines).encode("latin-1", errors="replace")
-        send = self.upstream.send_apart if self.control and is_load(target) else self.upstream.send
         return await self._relay(request, await send(head + b"\r\n\r\n" + body))
 
     async def _body(self, request: web.BaseRequest) -> bytes:
@@ -119,7 +124,7 @@ class Proxy:
         body = uncompressed(body, headers.get("Content-Encoding", "").lower(), self.limits.max_body)
         text = json_part(body, headers.get(HEADER_LENGTH))
         check_depth(text)
-        check_shapes(text)
+        check_shapes(text, len(body))
         return body
 
     async def _read(self, content: asyncio.StreamReader) -> bytes:
@@ -143,6 +148,8 @@ class Proxy:
             raise Refused(408, "E736", f"nothing of the body arrived for {BODY_SECONDS} s") from None
         finally:
             self.held -= len(body)
+        if malformed := content.exception():  # it came with the last piece
+            raise malformed
         return bytes(body)
 
     async def _relay(self, request: web.BaseRequest, answer: Answer) -> web.StreamResponse:

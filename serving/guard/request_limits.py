@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import math
 import re
 import zlib
-from typing import Any
+from itertools import accumulate
 
 MAX_DEPTH = 64
 """Nested lists and objects in JSON. Triton parses recursively: 60,000 levels end it. A tensor needs as many as it has axes."""
 
-MAX_ELEMENTS = 1 << 40
-"""Of a tensor: a shape whose size exceeds 64 bits ends the process of a model, whatever data comes with it."""
-LONG = b"0000000"
-DIGITS = bytes.maketrans(b"123456789", b"000000000")
-"""A shape of up to three axes that is too large has a number of at least so many digits."""
+SHAPE = re.compile(
+    r'"{}"\s*:\s*\[([^]]*)'.format("".join(rf"(?:{letter}|\\u00{ord(letter):x})" for letter in "shape")).encode()
+)
+"""A `shape` and its sizes, also where letters of the key are escaped. In a string the quotes would be escaped, too."""
+SIZE = re.compile(rb"\d{1,20}")
 OUTSIDE = bytes(set(range(256)) - set(b'[]{}"'))
 """What says nothing about nesting."""
+STEPS = dict(zip(b"[{]}", (1, 1, -1, -1), strict=True))
 ANY_WINDOW = 47
 """zlib's `wbits` for a gzip or a zlib stream, whichever it is."""
 
@@ -63,33 +62,26 @@ def json_part(body: bytes, header_length: str | None) -> bytes:
 
 
 def check_depth(text: bytes) -> None:
-    """Raise Refused for JSON that is nested deeper than MAX_DEPTH, or whose brackets do not match."""
+    """Raise Refused for JSON that is nested deeper than MAX_DEPTH."""
     if text.count(b"[") + text.count(b"{") <= MAX_DEPTH:
         return
     quoted = text.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, OUTSIDE)
     brackets = b"".join(quoted.replace(b'""', b"").split(b'"')[::2])
-    for _ in range(MAX_DEPTH):  # each pass removes the innermost level
-        if not brackets:
-            return
-        brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
-    if brackets:
-        raise Refused(400, "E736", f"the JSON is nested deeper than {MAX_DEPTH} levels, or its brackets do not match")
+    # whether they match is of no account: where one does not, a parser stops
+    if max(accumulate(map(STEPS.__getitem__, brackets)), default=0) > MAX_DEPTH:
+        raise Refused(400, "E736", f"the JSON is nested deeper than {MAX_DEPTH} levels")
 
 
-def check_shapes(text: bytes) -> None:
-    """Raise Refused for JSON with a `shape` of more than MAX_ELEMENTS elements."""
-    if LONG not in text.translate(DIGITS):
-        return
-    try:
-        json.loads(text.decode(), object_pairs_hook=_check_pairs)
-    except ValueError:
-        raise Refused(400, "E736", "the body is not JSON") from None
+def check_shapes(text: bytes, length: int) -> None:
+    """Raise Refused for JSON with a `shape` of more than MAX_DEPTH axes, or of more elements than the body's `length` in bytes.
 
-
-def _check_pairs(pairs: list[tuple[str, Any]]) -> None:
-    """Every `shape` of an object, for of two with one name Triton takes the first, and Python the last."""
-    for name, shape in pairs:
-        if name == "shape" and isinstance(shape, list):
-            sizes = [size for size in shape if isinstance(size, int)]
-            if max(map(abs, sizes), default=0) > MAX_ELEMENTS or abs(math.prod(sizes)) > MAX_ELEMENTS:
-                raise Refused(400, "E736", f"a tensor has more than {MAX_ELEMENTS} elements")
+    Triton reserves memory for as many elements as a shape says before it sees whether they came: too many end it, and a
+    product beyond 64 bits the process of a model. In a body each element has at least one byte.
+    """
+    for shape in SHAPE.finditer(text):
+        elements = 1
+        for axis, size in enumerate(SIZE.finditer(shape[1])):
+            elements *= max(int(size[0]), 1)  # Triton multiplies the other sizes of an empty tensor, too
+            if elements > length or axis == MAX_DEPTH:
+                what = f"a tensor has more than {MAX_DEPTH} axes, or more elements than the body has bytes"
+                raise Refused(400, "E736", what)

@@ -18,6 +18,7 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from serving.client import Client
 from serving.server import CLOSED_HEADER, EmbeddedServer
+from serving.shared_memory import SHARED_MEMORY
 from serving.triton_process import connect
 
 EVIL = "import os; os.system('touch /tmp/evil')"
@@ -237,6 +238,16 @@ def test_it_listens_on_this_machine_alone(server):
     assert stat.S_IMODE(server.stage.stat().st_mode) == 0o700
     assert {address for address, _ in found} <= LOOPBACK
     assert {port for _, port in found} == set(server.ports.values())
+
+
+def test_other_users_read_no_text(server):
+    """Triton creates its shared memory with mode 0644. A large request makes it grow."""
+    regions = list(SHARED_MEMORY.glob(f"{server.stage.name}*"))
+    size = sum(region.stat().st_size for region in regions)
+    text = {"name": "TEXT", "shape": [4, 1], "datatype": "BYTES", "data": ["great " * 100_000] * 4}
+    assert http_request(server, "POST", "models/reviews-text/infer", {"inputs": [text]})[0] == 200
+    assert len(regions) == 4 and sum(region.stat().st_size for region in regions) > size  # three models, and the lock
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (*regions, server.log_path)} == {0o600}
 
 
 @pytest.mark.usefixtures("triton")

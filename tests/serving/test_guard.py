@@ -7,19 +7,22 @@ import json
 import re
 import socket
 import zlib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from serving.client import Client
-from serving.guard.request_limits import MAX_DEPTH, Refused, check_depth
+from serving.guard import request_limits
+from serving.guard.request_limits import MAX_DEPTH, SIZE, Refused, check_depth, check_shapes
 from serving.server import MAX_BODY
 
 INFER = "/v2/models/bare/infer"
 DATA = {"input_ids": [4, 5], "attention_mask": [1, 1]}
 TENSORS = [{"name": name, "shape": [1, 2], "datatype": "INT64", "data": data} for name, data in DATA.items()]
 GOOD = json.dumps({"inputs": TENSORS}).encode()
-HUGE = GOOD.replace(b"[1, 2]", b"[1099511627776, 1099511627776]").replace(b"[4, 5]", b"[]").replace(b"[1, 1]", b"[]")
+EMPTY = GOOD.replace(b"[4, 5]", b"[]").replace(b"[1, 1]", b"[]")
+HUGE = EMPTY.replace(b"[1, 2]", b"[1099511627776, 1099511627776]")
 DEEP = b"[" * 60000 + b"]" * 60000
 FORM = "Content-Type: application/x-www-form-urlencoded\r\n"
 
@@ -59,6 +62,8 @@ ENDED_THE_SERVER = {
     "brackets before a binary tensor": (whole(DEEP + b"12", f"Inference-Header-Content-Length: {len(DEEP)}\r\n"), 400, "E736"),
     "a shape beyond 64 bits": (whole(HUGE), 400, "E736"),
     "one of two shapes beyond 64 bits": (whole(HUGE.replace(b'"INT64"', b'"INT64", "shape": [1, 2]')), 400, "E736"),
+    "more elements than there is memory": (whole(EMPTY.replace(b"[1, 2]", b"[1, 68719476736]")), 400, "E736"),
+    "three sizes of six digits": (whole(EMPTY.replace(b"[1, 2]", b"[999999, 999999, 999999]")), 400, "E736"),
     "half a million chunks": (chunked(b"x" * (1 << 20), 2), 400, "failed to parse"),
 }
 REFUSED = {
@@ -168,3 +173,42 @@ def test_what_is_nested_deep(text):
         check_depth(text)
     with pytest.raises(Refused, match="E736"):
         check_depth(b"[" * MAX_DEPTH + text + b"]" * MAX_DEPTH)
+
+
+@pytest.mark.parametrize(
+    ("text", "refused"),
+    [
+        ('{"shape": [3, 4], "data": [0]}', False),
+        ('{"shape": [3, 5, 7, 11]}', True),
+        ('{"shape": [0, 1, -1]}', False),
+        ('{"shape": [0, 999999]}', True),
+        ('{"shape": [-999999]}', True),
+        ('{"shape" :\n[%s]}' % ("9" * 5000), True),
+        ('{"shape": [1], "shape": [999]}', True),
+        ('{"s\\u0068ape": [999]}', True),
+        ('{"shape": [%s1]}' % ("1, " * (MAX_DEPTH - 1)), False),
+        ('{"shape": [%s1]}' % ("1, " * MAX_DEPTH), True),
+        ('{"shape": [%s1]}' % ("1099511627776, " * 1000), True),
+        ('{"id": "\\"shape\\": [999]"}', False),
+        ('{"data": [999999999]}', False),
+    ],
+)
+def test_a_shape_has_no_more_elements_than_the_body_has_bytes_and_few_axes(text, refused):
+    with pytest.raises(Refused, match="E736 a tensor has more than 64 axes") if refused else contextlib.nullcontext():
+        check_shapes(text.encode(), len(text))
+
+
+def test_a_shape_is_read_only_until_it_is_too_large(monkeypatch):
+    """The product of 100,000 sizes takes 13 s, in which nothing else is answered."""
+    read = []
+    monkeypatch.setattr(request_limits, "SIZE", SimpleNamespace(finditer=lambda sizes: map(seen, SIZE.finditer(sizes))))
+
+    def seen(size):
+        read.append(size)
+        return size
+
+    for sizes in ("1099511627776," * 100_000, "1," * 100_000):
+        read.clear()
+        with pytest.raises(Refused):
+            check_shapes(f'{{"shape": [{sizes}1]}}'.encode(), 1 << 20)
+        assert len(read) <= MAX_DEPTH + 1

@@ -2,33 +2,40 @@
 
 import asyncio
 import contextlib
+import json
 
 import pytest
-from aiohttp import web
 
+from serving.guard.connection import Server
+from serving.guard.model_control import Control
 from serving.guard.proxy import UP, WHOLE, Limits, Proxy
 from serving.guard.upstream import PIECE, Upstream
 
+TOKEN = "a-token-of-sixteen-or-more"
 REQUEST = b"GET /%s HTTP/1.1\r\nHost: x\r\nConnection: keep-alive\r\n\r\n"
 FIRST = b"5\r\nfirst\r\n"
+CHUNKED = b"POST /well HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 class Played:
-    """Answers by the path: `stream` sends two chunks, the second when told; `stall` nothing; `die` half a response,
-    `cut` of a large one, `broken` and `ended` half of a stream."""
+    """Answers by the path's last part: `stream` sends two chunks, the second when told; `stall` nothing; `die` half a
+    response, `cut` of a large one, `broken` and `ended` half of a stream."""
 
     def __init__(self):
-        self.told, self.gone, self.connections = asyncio.Event(), asyncio.Event(), 0
+        self.told, self.gone, self.connections, self.heads = asyncio.Event(), asyncio.Event(), 0, []
 
     async def serve(self, reader, writer):
         self.connections += 1
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             while head := await reader.readuntil(b"\r\n\r\n"):
-                await getattr(self, head.split()[1][1:].decode())(reader, writer)
+                self.heads.append(head)
+                await getattr(self, head.split()[1].decode().rpartition("/")[2])(reader, writer)
         writer.close()
 
     async def well(self, reader, writer):
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nfine")
+
+    load = index = well
 
     async def stream(self, reader, writer):
         writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nfirst\r\n")
@@ -68,7 +75,7 @@ def played(tmp_path, check):
         upstream = await asyncio.start_unix_server(triton.serve, path)
         proxy = Proxy(Upstream(path), Upstream(path), Limits(1 << 20))
         proxy.state = UP
-        server = web.Server(proxy.handle, handler_cancellation=True, access_log=None, auto_decompress=False)
+        server = Server(proxy.handle)
         door = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)
         port = door.sockets[0].getsockname()[1]
         async with asyncio.timeout(20):
@@ -144,3 +151,60 @@ def test_a_server_that_ends_within_a_response_ends_the_connection(tmp_path, capl
 
     played(tmp_path, check)
     assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("pieces", "words"),
+    [
+        ([CHUNKED + b"ZZZ\r\nabc\r\n"], "chunk size"),
+        ([CHUNKED, b"ZZZ\r\nabc\r\n"], "a chunk of the body is malformed"),
+        ([CHUNKED + b"3\r\nabc\r\n", b"ZZZ\r\n0\r\n\r\n"], "a chunk of the body is malformed"),
+        ([CHUNKED, b"3\r\nabcdefgh\r\n"], "a chunk of the body is malformed"),
+        ([REQUEST % b"well" + CHUNKED, b"ZZZ\r\n"], "a chunk of the body is malformed"),
+        ([REQUEST % b"well" + b"\x16\x03\r\n\r\n"], "is not HTTP"),
+    ],
+)
+def test_what_is_not_http_is_refused_at_once_and_as_everything_else(tmp_path, caplog, pieces, words):
+    async def check(triton, connect, proxy):
+        reader, writer = await connect()
+        for piece in pieces:
+            writer.write(piece)
+            await asyncio.sleep(0.05)
+        answer = (await reader.read()).decode()  # to the end of the connection
+        head, _, body = answer[answer.rindex("HTTP/1.") :].partition("\r\n\r\n")
+        assert head.split()[1] == "400" and "aiohttp" not in answer
+        assert json.loads(body)["error"].startswith("E736") and words in body
+        writer.close()
+
+    played(tmp_path, check)
+    assert not [record for record in caplog.records if record.name.startswith("aiohttp")]
+
+
+@pytest.mark.parametrize("authorized", [False, True])
+def test_only_an_authorized_load_waits_for_quiet_and_holds_up_others(tmp_path, authorized):
+    async def check(triton, connect, proxy):
+        proxy.control = Control(TOKEN, "secret", tmp_path)
+        proxy.control._refuse_code = lambda model: None
+        method, token = (b"POST", TOKEN.encode()) if authorized else (b"GET", b"another")
+        for path in (b"index", b"models/x/load"):
+            reader, writer = await connect()
+            writer.write(method + b" /v2/repository/%s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\n\r\n" % (path, token))
+            assert await status(reader) == 200
+            writer.close()
+        assert proxy.upstream.era == authorized  # a request that is sent apart begins another
+
+    played(tmp_path, check)
+
+
+def test_a_length_of_no_body_is_not_passed_on(tmp_path):
+    """tritonclient sends that of an earlier request with later ones."""
+
+    async def check(triton, connect, proxy):
+        reader, writer = await connect()
+        for length in (b"abc", b"99"):
+            writer.write(b"GET /well HTTP/1.1\r\nHost: x\r\nInference-Header-Content-Length: %s\r\n\r\n" % length)
+            assert await status(reader) == 200
+        assert len(triton.heads) == 2 and b"Inference" not in b"".join(triton.heads)
+        writer.close()
+
+    played(tmp_path, check)

@@ -18,6 +18,7 @@ from serving.guard.model_control import SECRET_HEADER, read_token
 from serving.layout.knobs import Knobs
 from serving.repository import write_repository
 from serving.server import EmbeddedServer
+from serving.shared_memory import SHARED_MEMORY
 
 TOKEN = "a-token-of-sixteen-or-more"
 MINE = {"Authorization": f"Bearer {TOKEN}"}
@@ -80,8 +81,10 @@ def test_a_new_version_is_loaded_and_a_model_unloaded(opened):
     # a load blocks a thread of Triton's HTTP endpoint; without care the guard's connections are all this thread's
     assert len(during) > 20 and max(ended - started for started, ended in during) < (end - start) / 2
     assert send(opened, "models/second/ready", None, {}, "GET")[0] == 200
-    opened.triton.find_stubs()
+    opened.follow_loads()
     assert set(opened.triton.stubs.values()) == {"bare", "second"}
+    regions = list(SHARED_MEMORY.glob(f"{opened.stage.name}-*"))
+    assert len(regions) >= 2 and {region.stat().st_mode & 0o777 for region in regions} == {0o600}
     assert send(opened, "repository/models/second/unload")[0] == 200
     end = time.monotonic() + 10
     while "second" in opened.triton.stubs.values() and time.monotonic() < end:

@@ -17,6 +17,7 @@ from compressor.storage import delta_file
 from export.many.stacked_folder import stack_folder
 from export.runtimes.sessions import run, session
 from serving.client import Client
+from serving.deployment.target import LOCK, Target
 from serving.layout.text_outputs import TEXT_SUFFIX
 from serving.predict import predict
 from serving.repository import read_config
@@ -65,7 +66,7 @@ def test_another_set_of_tasks_is_another_version(stacked, tmp_path):
 def test_a_version_that_could_not_be_written_whole_is_no_obstacle_to_the_next(stacked, tmp_path, monkeypatch, before):
     for _ in range(before):
         write_many_tasks(tmp_path, "many", stacked, knobs=KNOBS)
-    found, copy_file = sorted(tmp_path.rglob("*")), shutil.copyfile
+    found, copy_file = sorted(tmp_path.rglob("[!.]*")), shutil.copyfile
 
     def full(source, target):
         if "many-text" in str(target):
@@ -75,11 +76,18 @@ def test_a_version_that_could_not_be_written_whole_is_no_obstacle_to_the_next(st
     monkeypatch.setattr(shutil, "copyfile", full)
     with pytest.raises(OSError, match="No space left"):
         write_many_tasks(tmp_path, "many", stacked, knobs=KNOBS)
-    assert sorted(tmp_path.rglob("*")) == found
+    assert sorted(tmp_path.rglob("[!.]*")) == found and [path.name for path in tmp_path.rglob(".*")] == [LOCK]
     monkeypatch.undo()
     (tmp_path / "many" / f".{before + 1}" / "tokenizer").mkdir(parents=True)  # as one that was killed leaves it
     versions = write_many_tasks(tmp_path, "many", stacked, knobs=KNOBS)
-    assert [folder.name for folder in versions] == [str(before + 1)] * 2 and not list(tmp_path.rglob(".*"))
+    assert [folder.name for folder in versions] == [str(before + 1)] * 2
+    assert [path.name for path in tmp_path.rglob(".*")] == [LOCK]
+
+
+def test_one_writer_at_a_time(stacked, tmp_path):
+    with Target.at(str(tmp_path)).locked(), pytest.raises(UserError, match="E756"):
+        write_many_tasks(tmp_path, "many", stacked, knobs=KNOBS)
+    assert write_many_tasks(tmp_path, "many", stacked, knobs=KNOBS)
 
 
 @pytest.fixture(scope="module")

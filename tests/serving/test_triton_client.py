@@ -1,9 +1,11 @@
 """Tensors and texts through a real server: equal to a local session, and clear when something is wrong."""
 
 import http.server
+import json
 import os
 import shutil
 import socket
+import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -241,10 +243,35 @@ def test_the_tokenizer_must_be_the_models_own(server, version_folder, tmp_path, 
     assert predict(server.url, "reviews", TEXTS) and predict(server.url, "reviews", TEXTS, version_folder)
 
 
-def test_the_note_of_a_killed_server_is_not_believed(tmp_path, monkeypatch):
+def test_the_labels_must_be_those_of_the_served_version(server, version_folder, tmp_path):
+    shutil.copytree(version_folder, tmp_path / "reviews" / "2")
+    with pytest.raises(UserError, match=r"E714 .*of version 2, and the server predicts with version 1 of 'reviews'"):
+        predict(server.url, "reviews", TEXTS, tmp_path / "reviews" / "2")
+    other = tmp_path / "other"
+    (tmp_path / "reviews" / "2").rename(other)
+    assert predict(server.url, "reviews", TEXTS, other) == predict(server.url, "reviews", TEXTS, version_folder)
+    facts = json.loads((other / "serving.json").read_text())
+    (other / "serving.json").write_text(json.dumps(facts | {"labels": ["bad", "good"]}))
+    for url in (server.url, f"grpc://127.0.0.1:{server.ports['grpc']}"):
+        with pytest.raises(UserError, match=r"E714 .*the folder has 2 labels, and model 'reviews' gives 3 logits"):
+            predict(url, "reviews", TEXTS, other)
+
+
+def test_the_record_of_a_killed_server_is_not_believed(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    running.announce(8000, tmp_path, pid=2**22 + 1)  # above the kernel's largest pid
+    with subprocess.Popen(["sleep", "60"]) as process:
+        running.announce(8000, tmp_path, process.pid)
+        assert running.server_pid("127.0.0.1", 8000) == process.pid
+        process.kill()
     assert running.registry_file(8000).is_file() and running.served_repository("127.0.0.1", 8000) is None
+
+
+def test_nor_where_another_process_has_its_pid(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    running.announce(8000, tmp_path, os.getpid())
+    record = json.loads(running.registry_file(8000).read_text())
+    running.registry_file(8000).write_text(json.dumps(record | {"started": record["started"] - 1}))
+    assert running.served_repository("127.0.0.1", 8000) is None and running.server_pid("127.0.0.1", 8000) is None
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"repository": 1, "pid": 1}', '{"repository": "/", "pid": null}', "\udcff"])

@@ -247,12 +247,35 @@ def test_what_killed_servers_left_is_removed_and_nothing_else(tmp_path, monkeypa
     assert living.exists() and not killed.exists()
 
 
+def test_what_another_user_put_into_shared_memory_is_neither_opened_nor_changed(tmp_path, monkeypatch):
+    """To open a pipe waits until somebody writes into it."""
+    monkeypatch.setattr(shared_memory, "SHARED_MEMORY", tmp_path)
+    mine = tmp_path / "mine"
+    mine.touch(0o644)
+    for name in ("compress-triton-1.lock", "compress-triton-1-pipe"):
+        os.mkfifo(tmp_path / name, 0o644)
+    (tmp_path / "compress-triton-1-link").symlink_to(mine)
+    (tmp_path / "compress-triton-1-folder").mkdir(0o755)
+    (tmp_path / "compress-triton-1-region").touch(0o644)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    shared_memory.remove_left_overs()
+    shared_memory.close_to_others("compress-triton-1")
+    after = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert after == modes | {"compress-triton-1-region": 0o600}
+    monkeypatch.setattr(os, "geteuid", lambda: mine.stat().st_uid + 1)
+    (tmp_path / "compress-triton-1-region").chmod(0o644)
+    shared_memory.close_to_others("compress-triton-1")
+    assert (tmp_path / "compress-triton-1-region").stat().st_mode & 0o777 == 0o644
+
+
 def test_each_server_has_its_log_and_old_ones_are_bounded(tmp_path, monkeypatch):
     for number in range(12):
         (tmp_path / f"serve-{number}.log").touch()
+        (tmp_path / f"front-{number}.log").touch()
         os.utime(tmp_path / f"serve-{number}.log", (number, number))
     with (tmp_path / "serve-0.log").open("ab") as used:
         fcntl.flock(used, fcntl.LOCK_SH)
         assert watch.new_log(tmp_path) == tmp_path / f"serve-{os.getpid()}.log"
-    assert len(list(tmp_path.iterdir())) == watch.KEPT_LOGS == 10
-    assert (tmp_path / "serve-0.log").exists() and not (tmp_path / "serve-2.log").exists()
+    assert len(list(tmp_path.glob("serve-*"))) == len(list(tmp_path.glob("front-*"))) == watch.KEPT_LOGS == 10
+    assert (tmp_path / "serve-0.log").exists() and (tmp_path / "front-0.log").exists()
+    assert not (tmp_path / "serve-2.log").exists() and not (tmp_path / "front-2.log").exists()
