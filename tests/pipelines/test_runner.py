@@ -156,7 +156,7 @@ def test_what_another_run_made_again_is_told_and_then_taken(project, out, monkey
 
     def stored():
         run = open_run(out / "toy")
-        return run.artifact(next(stage for stage in run.lock["stages"] if stage["id"] == "prune"))
+        return run.recorded(next(stage for stage in run.lock["stages"] if stage["id"] == "prune"))
 
     with pytest.raises(UserError, match=r"E803 .*is not that of this run: it was made again \(--force in another run\)"):
         stored()
