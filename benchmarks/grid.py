@@ -51,7 +51,7 @@ def held_apart(rows: Sequence[Row], count: int, seed: int = 0) -> tuple[list[Row
     """(`count` rows to hold back, the others, both in random order) of rows that are sentences and phrases cut from them, as in
     SST-2: no other row stands word for word in the sentence of a row held back, nor does a row held back stand in another.
 
-    Rows drawn at random would stand in others: of 2,156 with four words or more, 1,827 did. Raises ValueError for too few rows.
+    Most rows drawn at random would stand in others. Raises ValueError for too few rows.
     """
     draw = random.Random(seed)
     owner = _sentence_of_phrases([row["text"] for row in rows])

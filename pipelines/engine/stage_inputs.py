@@ -8,7 +8,7 @@ from typing import Any
 
 from compressor.tasks import ending, named_files
 from compressor.training.processes import launched
-from pipelines.engine.environment import accelerator, package_versions, product
+from pipelines.engine.environment import accelerator, package_versions, product, scored_by
 from pipelines.engine.invocation import Run
 from pipelines.engine.stage import Artifact, Inputs, dense_of
 from pipelines.engine.store import digest, fingerprint
@@ -78,6 +78,7 @@ def fingerprint_of(run: Run, number: int, earlier: Sequence[Artifact]) -> str:
             "packages": package_versions(stage, stage.extras(entry.config)),
             "python": list(sys.version_info[:2]),
             "threads": run.threads,
+            **({"scores": scores} if stage.scores_tests and (scores := scored_by(run.pipeline.all_tasks.values())) else {}),
             **({"accelerator": card} if card else {}),
             # sums over processes round differently, and each draws its own masks of dropout
             **({"processes": launched()} if stage.trains and launched() > 1 else {}),

@@ -6,9 +6,11 @@ import pytest
 import yaml
 
 from compressor.errors import UserErrors
+from compressor.tasks import TaskConfig
 from compressor.tasks.decoding.text_quality import read_statistics
 from compressor.tasks.task_kind import kind_of
 from compressor.training.keep_best import KeepBest
+from pipelines.engine.environment import scored_by
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
 from pipelines.runs.verify import verify
@@ -92,6 +94,16 @@ def test_a_sweep_takes_it_as_its_score(run, tmp_path):
         assert outcome.error is None and outcome.falls and all(reused for _, _, reused in outcome.stages)
         quality = outcome.quality[stages[-1]]
         assert next(iter(quality)) == first and quality[first] == expected["ter"]
+
+
+def test_another_version_of_what_scores_texts_is_another_score(monkeypatch):
+    task = {"train": "t.jsonl", "validation": "v.jsonl", "kind": "generation"}
+    decode = {"metrics": ["exact_match", "rouge_l", "bleu"], "answer": "number"}
+    found = scored_by([TaskConfig(**task, decode=decode)])
+    assert set(found) == {"sacrebleu", "rouge_score", "number"} and found["rouge_score"].startswith("rouge_score ")
+    assert scored_by([TaskConfig(**task)]) == {}
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "0")
+    assert scored_by([TaskConfig(**task, decode=decode)]) != found
 
 
 def test_it_has_the_interval_and_the_number_of_prompts():

@@ -33,7 +33,7 @@ from compressor.tasks.features import torch_forward
 from compressor.tasks.task_kind import kind_for
 from compressor.training.processes import announced, announcing, helping, launched
 from compressor.training.unfinished import MANIFEST, is_complete, seal
-from pipelines.engine.environment import accelerator, distribution
+from pipelines.engine.environment import accelerator, distribution, scored_by
 from pipelines.engine.stage import Artifact, Inputs, Workspace
 from pipelines.engine.store import digest, fingerprint
 from pipelines.reporting.format import scaled
@@ -138,7 +138,8 @@ def _measured_by(task: TaskConfig) -> dict[str, Any]:
     """What a task chooses to be measured by, where it does: its metric, how texts are generated for it, and the content of the
     files that are only scored."""
     tests = {"tests": {name: sha256_of(path) for name, path in task.tests.items()}} if task.tests else {}
-    decoded = {"decode": task.decode.model_dump(mode="json")} if kind_for(task).metric.of_texts else {}
+    of_texts = kind_for(task).metric.of_texts
+    decoded = {"decode": task.decode.model_dump(mode="json"), "scores": scored_by([task])} if of_texts else {}
     return {"metric": [task.metric, task.positive], **decoded, **tests} if task.metric or tests else {}
 
 
