@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from compressor.processor import processor
 from compressor.tasks import TaskConfig
+from compressor.tasks.decoding.answer_extraction import READING
 from compressor.tasks.decoding.decode_config import NUMBER, PACKAGES
 from export.runtimes.runtime_registry import ALTERNATIVES
 
@@ -24,16 +25,12 @@ def package_versions(stage: Stage, extras: Iterable[str] = ()) -> dict[str, str 
     return {name: distribution(name) for name in (*stage.packages, *extras)}
 
 
-NUMBERS = 2
-"""Version of how numbers are read in texts, increased when others are found."""
-
-
 def scored_by(tasks: Iterable[TaskConfig]) -> dict[str, Any]:
     """What scores of generated texts depend on besides their task: versions of the packages that compute them, and how numbers
     are read. Empty where no texts are generated."""
     decodes = [task.decode for task in tasks if task.decode is not None]
     packages = sorted({package for decode in decodes for metric in decode.metrics for package in PACKAGES[metric]})
-    numbers = {NUMBER: NUMBERS} if any(decode.answer == NUMBER for decode in decodes) else {}
+    numbers = {NUMBER: READING} if any(decode.answer == NUMBER for decode in decodes) else {}
     return {**{name: distribution(name) for name in packages}, **numbers}
 
 

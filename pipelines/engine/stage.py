@@ -95,7 +95,7 @@ class Entry:
         return load_stage(self.name)
 
 
-def behind(entry: Entry, entries: Sequence[Entry]) -> Sequence[Entry]:
+def entries_after(entry: Entry, entries: Sequence[Entry]) -> Sequence[Entry]:
     """Those of a pipeline's entries that follow one of them."""
     return entries[entries.index(entry) + 1 :]
 
@@ -240,8 +240,8 @@ class Stage:
     compared with the model's positions. `beside` are the files and models that the config names. `with_tasks` validates the
     config again, knowing whether the pipeline has many tasks, and the kind of each. `estimate` returns non-default values
     (`pipelines.check.estimate.work`) of the `flops`, further `seconds`, bytes of `memory` and of `disk` that it takes, from
-    the closed forms after and before it and the account of the rows. `device` is CPU or CUDA: what such a config computes on,
-    where that is not the default. `surroundings` are facts of this machine that affect
+    the closed forms after and before it and the account of the rows. `device` is what such a config computes on, CPU or CUDA.
+    `surroundings` are facts of this machine that affect
     the result of such a config. If `optional`, a CheckError of `run` does not end the pipeline: it is a failure of the run,
     and later stages run without its artifact. In the metadata that `run` returns, `parity` are the records of its
     comparisons, and `failures` are failed checks ({"code", "what", "fix"}) that did not stop it: the run reports them, and

@@ -22,6 +22,8 @@ _NUMBER = re.compile(
 """A number, perhaps with commas or spaces between thousands (one to three digits, then groups of exactly three), without a
 digit before its point (.5), or with an exponent (1e5) of up to three digits: written out, one of more could take gigabytes. A
 minus behind a word or a bracket is a subtraction, a point behind a word no part of a number."""
+READING = 2
+"""Version of how numbers are read, part of the fingerprint of scores: increase it when other numbers are found."""
 
 
 def answer_of(text: str, pattern: str) -> str | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from export.runtimes.runtime_registry import DEFAULT, RUNNABLE, RUNTIMES
-from pipelines.engine.stage import Entry, Problem, Stage, StageConfig, behind, each_once
+from pipelines.engine.stage import Entry, Problem, Stage, StageConfig, each_once, entries_after
 from pipelines.file import limits
 
 if TYPE_CHECKING:
@@ -53,9 +53,11 @@ class BenchmarkConfig(StageConfig):
 
 def check(config: BenchmarkConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
     exports = [entry for entry in earlier if entry.row.exports]
-    if exports and (changed := next((entry for entry in behind(exports[-1], earlier) if entry.row.publishes_model), None)):
+    if exports and (
+        changed := next((entry for entry in entries_after(exports[-1], earlier) if entry.row.publishes_model), None)
+    ):
         what = f"'{changed.id}' changes the model whose files '{exports[-1].id}' made"
-        yield Problem("E107", what, f"Put an export behind '{changed.id}', or the benchmark before it")
+        yield Problem("E107", what, f"Put an export after '{changed.id}', or the benchmark before it")
     if exports and config.device == "cuda":
         yield from _not_for_cuda(exports[-1])
     if exports and config.device == "cpu" and "cpu" not in exports[-1].config.devices:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pipelines.engine.stage import Entry, Problem, Stage, StageConfig, behind
+from pipelines.engine.stage import Entry, Problem, Stage, StageConfig, entries_after
 
 
 class ReportConfig(StageConfig):
@@ -13,10 +13,10 @@ class ReportConfig(StageConfig):
 
 def check(config: ReportConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
     measured = [entry for entry in earlier if entry.row.measures]
-    later = behind(measured[-1], earlier) if measured else ()
+    later = entries_after(measured[-1], earlier) if measured else ()
     if changed := next((entry for entry in later if entry.row.publishes_model or entry.row.exports), None):
         what = f"'{measured[-1].id}' has not measured what '{changed.id}' makes"
-        yield Problem("E107", what, f"Put a benchmark behind '{changed.id}', or the report before it")
+        yield Problem("E107", what, f"Put a benchmark after '{changed.id}', or the report before it")
 
 
 STAGE = Stage(
