@@ -1,4 +1,7 @@
-"""The machine and the package versions that results depend on: part of fingerprints and of run.json."""
+"""The machine and the package versions that results depend on: part of fingerprints and of run.json.
+
+The doctor uses it where hardly any package is installed: it imports none.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from compressor.processor import processor
-from compressor.tasks import TaskConfig
-from compressor.tasks.decoding.answer_extraction import READING
-from compressor.tasks.decoding.decode_config import NUMBER, PACKAGES
 from export.runtimes.runtime_registry import ALTERNATIVES
 
 if TYPE_CHECKING:
@@ -23,15 +23,6 @@ if TYPE_CHECKING:
 def package_versions(stage: Stage, extras: Iterable[str] = ()) -> dict[str, str | None]:
     """Version of every distribution that the stage declares, and of `extras`; None where it is not installed."""
     return {name: distribution(name) for name in (*stage.packages, *extras)}
-
-
-def scored_by(tasks: Iterable[TaskConfig]) -> dict[str, Any]:
-    """What scores of generated texts depend on besides their task: versions of the packages that compute them, and how numbers
-    are read. Empty where no texts are generated."""
-    decodes = [task.decode for task in tasks if task.decode is not None]
-    packages = sorted({package for decode in decodes for metric in decode.metrics for package in PACKAGES[metric]})
-    numbers = {NUMBER: READING} if any(decode.answer == NUMBER for decode in decodes) else {}
-    return {**{name: distribution(name) for name in packages}, **numbers}
 
 
 def distribution(name: str) -> str | None:

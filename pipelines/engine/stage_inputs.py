@@ -8,8 +8,9 @@ from typing import Any
 
 from compressor.tasks import ending, named_files
 from compressor.training.processes import launched
-from pipelines.engine.environment import accelerator, package_versions, product, scored_by
+from pipelines.engine.environment import accelerator, package_versions, product
 from pipelines.engine.invocation import Run
+from pipelines.engine.scorers import scored_by
 from pipelines.engine.stage import Artifact, Inputs, dense_of
 from pipelines.engine.store import digest, fingerprint
 from pipelines.file.config import without_id

@@ -10,8 +10,8 @@ from compressor.tasks import TaskConfig
 from compressor.tasks.decoding.text_quality import read_statistics
 from compressor.tasks.task_kind import kind_of
 from compressor.training.keep_best import KeepBest
-from pipelines.engine.environment import scored_by
 from pipelines.engine.runner import run_pipeline
+from pipelines.engine.scorers import scored_by
 from pipelines.file.config import load_pipeline
 from pipelines.runs.verify import verify
 from pipelines.stages.generated_texts import with_scores

@@ -33,7 +33,8 @@ from compressor.tasks.features import torch_forward
 from compressor.tasks.task_kind import kind_for
 from compressor.training.processes import announced, announcing, helping, launched
 from compressor.training.unfinished import MANIFEST, is_complete, seal
-from pipelines.engine.environment import accelerator, distribution, scored_by
+from pipelines.engine.environment import accelerator, distribution
+from pipelines.engine.scorers import scored_by
 from pipelines.engine.stage import Artifact, Inputs, Workspace
 from pipelines.engine.store import digest, fingerprint
 from pipelines.reporting.format import scaled
