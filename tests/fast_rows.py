@@ -3,17 +3,7 @@
 A test that stands here has rows that differ little from each other, each of which takes a second or more.
 """
 
-METHODS = (
-    "dsee",
-    "lora",
-    "selective",
-    "adapter",
-    "propetl",
-    "mixout",
-    "diff_pruning",
-    "full",
-    "id3",
-)
+METHODS = ("dsee", "selective", "adapter", "propetl", "diff_pruning", "full", "id3")
 
 FAST_ROWS = {
     # tests/compressor
@@ -31,7 +21,7 @@ FAST_ROWS = {
     "test_attention_is_joined_and_computes_the_same": ("bert-unequal",),
     "test_other_attentions_stay": (),
     "test_exported_equals_pytorch": ("bert-unequal",),
-    "test_every_file_passes_the_full_check": ("mpnet-unequal",),
+    "test_every_file_passes_the_full_check": ("bert-unequal",),
     "test_int8_is_close_and_small": ("bert-dense", "bert-unequal"),
     "test_the_matrix": (),
     "test_attention_is_one_operator_per_block": ("bert-unequal",),
@@ -39,6 +29,7 @@ FAST_ROWS = {
     "test_attention_in_int8_has_a_scale_for_each_column": ("unequal",),
     "test_no_session_joins_a_sum_with_its_norm": ("bert-fp32", "bert-int8"),
     "test_it_is_the_same_function_within_its_bound": (),
+    "test_half_precision_is_the_same_function": ("bert-dense", "bert-unequal"),
     "test_padded_rows_give_the_same_logits_with_any_id_where_the_mask_is_0": ("roberta",),
     "test_padding_depends_on_the_length_and_on_the_precision": (),
     "test_a_mask_is_left_out_on_a_gpu_only_where_nothing_is_padded": (),
@@ -46,8 +37,9 @@ FAST_ROWS = {
         *("nan-fp32", "infinite-int8", "shifted-fp32", "drawn_together-int8", "upside_down-fp32", "shuffled-int8"),
         *("cut_off-fp32", "noisy-int8", "constant-fp32"),
     ),
-    "test_what_the_head_reads_is_found_alike_in_the_model_and_in_the_graph": ("bert", "deberta-v2", "modernbert", "gpt2"),
-    "test_the_last_block_computes_keys_and_values_of_all_tokens_and_the_rest_of_one": ("bert", "deberta-v2", "modernbert"),
+    "test_what_the_head_reads_is_found_alike_in_the_model_and_in_the_graph": ("bert", "gpt2"),
+    "test_the_last_block_computes_keys_and_values_of_all_tokens_and_the_rest_of_one": ("bert",),
+    "test_what_is_made_of_such_a_graph_computes_the_same": ("bert",),
     "test_the_flops_that_a_file_saves_are_those_of_its_products": ("bert-emptied",),
     "test_where_every_token_is_read_all_are_computed": ("bert-keys0",),
     # tests/end_to_end

@@ -65,8 +65,8 @@ def test_only_much_waiting_is_told(waited, told):
 
 def test_measurements_beside_other_work_say_so(exported, spinning):
     variants = [LatencyVariant("onnx", "onnxruntime", exported("bert-dense").fp32, vocabulary=99)]
-    [fixed] = measure(variants, [(64, 64)], 30, threads=2)
+    [fixed] = measure(variants, [(64, 64)], 10, threads=2)
     rows = [{"input_ids": [2, *range(5, 50), 3], "attention_mask": [1] * 47, "token_type_ids": [0] * 47}] * 64
-    [own_lengths] = measure_passes(variants, passes_of(rows, 0, [64])[:1], 30, threads=2)
+    [own_lengths] = measure_passes(variants, passes_of(rows, 0, [64])[:1], 10, threads=2)
     assert fixed.waited >= BUSY and own_lengths.waited >= BUSY
     assert fixed.to_json()["waited"] == fixed.waited and own_lengths.to_json()["waited"] == own_lengths.waited

@@ -190,6 +190,7 @@ def test_a_wrong_graph_is_not_published(folders, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_independent_labels_are_not_taken_for_one_softmax(folders, tmp_path, monkeypatch):
     """Logits that are all as much higher give the same classes of a softmax, and other probabilities of labels."""
     export_folder(str(folders / "stock"), tmp_path / "onnx", precisions=["int8"])

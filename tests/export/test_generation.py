@@ -207,6 +207,7 @@ def test_any_batch_on_any_past(shape, exported):
         assert np.abs(np.concatenate(found, axis=1) - made.model(torch.from_numpy(ids)).logits.numpy()).max() < 1e-4
 
 
+@pytest.mark.slow
 def test_weights_beside_the_graph_generate_the_same(exported, tmp_path):
     made, (ids, mask) = exported("gpt2", "cut"), padded(PROMPTS, "right")
     save(onnx.load(made.folder / "model.onnx"), tmp_path / "model.onnx", limit=1000)

@@ -113,6 +113,7 @@ def test_a_source_names_no_folder_of_a_machine(reference, folder, told):
     assert portable(Reference(reference, Path(folder), "")) == told
 
 
+@pytest.mark.slow
 def test_inputs_have_one_order():
     sample = encoding(2, 9)
     reordered = {"token_type_ids": np.zeros_like(sample["input_ids"])}

@@ -98,6 +98,7 @@ def test_the_file_that_is_published_is_the_one_that_was_judged(kept):
     assert agree == 1 - account["tried"][1]["loss"] == account["tried"][1]["agreement"]
 
 
+@pytest.mark.slow
 def test_an_int8_file_that_no_session_opens_is_left_out(tmp_path, monkeypatch):
     written = precision.PrecisionSearch.written
 

@@ -154,6 +154,7 @@ def test_a_table_is_measured_once_and_again_by_force(project, tmp_path, tables, 
     assert go("prune-2.target.speedup=1.4") == (name, 4), "without its seal it is measured again"
 
 
+@pytest.mark.slow
 def test_a_table_that_was_measured_beside_other_work_is_not_used_again(project, tmp_path, unmeasured, monkeypatch):
     """Every later target would be chosen by its wrong times."""
     waits = [0.6, 0.02]
