@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,6 +74,18 @@ class FinishedRun:
             what = f"artifact {artifact.id} is not that of this run: it was made again (--force in another run), or changed"
             raise UserError("E803", what, "Run the pipeline again: it takes what is there", str(artifact.folder))
         return artifact
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Until its end no other process replaces its artifacts: `--force` in another run waits.
+
+        Nothing is held in a store that this user cannot write.
+        """
+        with contextlib.ExitStack() as uses:
+            for stage in self.lock["stages"]:
+                with contextlib.suppress(OSError):
+                    uses.enter_context(self.store.in_use(stage["stage"], stage["fingerprint"]))
+            yield
 
     def verify(self, stage: dict[str, Any]) -> Artifact:
         """The same, with every file checked by the manifest. Raises UserError E803, E805."""

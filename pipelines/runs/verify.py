@@ -102,7 +102,7 @@ def verify(folder: Path, *, serve: bool = True, model: str | None = None, stage:
         return checks
     run = open_run(folder)
     checks += [Check(failure.stage, "as the run found", False, failure.code, failure.line()) for failure in run.failures]
-    with tempfile.TemporaryDirectory() as scratch, captured(Path(scratch, "verify.log")):
+    with run.in_use(), tempfile.TemporaryDirectory() as scratch, captured(Path(scratch, "verify.log")):
         if stage not in (None, *(row["id"] for row in run.lock["stages"])):
             fix = f"Stages: {', '.join(row['id'] for row in run.lock['stages'])}"
             raise UserError("E111", f"--stage: this run has no stage '{stage}'", fix)

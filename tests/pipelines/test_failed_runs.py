@@ -11,8 +11,9 @@ from compressor.errors import CheckError, UserError
 from pipelines.engine.attempt import last_attempt
 from pipelines.engine.lockfile import LOCK_FILE
 from pipelines.engine.runner import run_pipeline
-from pipelines.engine.store import Store
+from pipelines.engine.store import Locked, Store, shared_lock
 from pipelines.file.config import load_pipeline
+from pipelines.runs.finished import FinishedRun, open_run
 from pipelines.runs.verify import verify
 from pipelines.sweeps.sweep import sweep
 from pipelines.sweeps.sweep_trials import SweepPlan
@@ -219,8 +220,6 @@ def test_a_run_removes_no_file_of_the_user(project, out):
 
 
 def test_a_model_that_only_a_failed_attempt_had(project, out):
-    from pipelines.runs.finished import open_run
-
     run = go(project, out).folder
     assert open_run(run).model == str(project.parent / "model")
     other = project.parent / "other"
@@ -233,8 +232,6 @@ def test_a_model_that_only_a_failed_attempt_had(project, out):
 
 
 def test_a_run_is_opened_through_a_link_and_from_inside(project, out, tmp_path, monkeypatch):
-    from pipelines.runs.finished import open_run
-
     run = go(project, out).folder
     (tmp_path / "latest").symlink_to(run)
     monkeypatch.chdir(run / "logs")
@@ -244,6 +241,31 @@ def test_a_run_is_opened_through_a_link_and_from_inside(project, out, tmp_path, 
     moved = run.rename(tmp_path / "other_disk")
     run.symlink_to(moved)
     assert open_run(run).store.root == out / ".store"
+
+
+def test_what_is_verified_is_not_replaced_meanwhile(project, out, monkeypatch):
+    """`--force` in another run waits for it, and a store that cannot be written is read all the same."""
+    run = open_run(go(project, out).folder)
+    row = run.lock["stages"][1]
+
+    def replace() -> None:
+        with run.store.making(row["stage"], row["fingerprint"], lambda pid: None) as work:
+            run.store.publish(work, row["stage"], row["fingerprint"], "model", {})
+
+    tried = []
+
+    def checked(self, stage):
+        with pytest.raises(Locked):
+            replace()
+        tried.append(stage["id"])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FinishedRun, "verify", checked)
+        verify(run.folder, serve=False)
+    assert "tune" in tried
+    monkeypatch.setattr(Store, "in_use", lambda *_: shared_lock(out / "no_folder" / "file"))
+    with run.in_use():
+        replace()
 
 
 def test_a_sweep_tells_failed_checks_behind_its_table(project, out, monkeypatch):
