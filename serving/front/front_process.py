@@ -41,6 +41,7 @@ class FrontProcess:
         return bound_to_us(sys.executable, "-P", "-m", "serving.front", *arguments)
 
     def start(self) -> None:
+        self.log.touch(0o600)  # requests are no other user's business
         with self.log.open("ab") as log:
             options = {"env": worker_environment(), "stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
             self.process = subprocess.Popen(self.command, **options)

@@ -365,6 +365,7 @@ def test_a_front_that_cannot_start_is_given_up(tmp_path):
                 front.process.wait(30)
                 front.keep(said.append)
     assert len(said) == 3 and "address already in use" in (tmp_path / "log").read_text()
+    assert (tmp_path / "log").stat().st_mode & 0o777 == 0o600, "for this user's eyes"
 
 
 SERVING = """
