@@ -25,13 +25,10 @@ from compressor.digests import sha256_of
 from compressor.errors import UserError
 from pipelines.cli.commands import main
 from pipelines.engine.lockfile import LOCK_FILE
-from pipelines.engine.runner import run_pipeline
 from pipelines.engine.store import MANIFEST, SEAL, fingerprint, sealed
-from pipelines.file.config import load_pipeline
 from pipelines.runs.finished import open_run
 from pipelines.runs.verify import Check, verify
 from serving.repository import read_config, write_config
-from tests.tiny import STAGES, write_pipeline
 
 
 class Run:
@@ -84,19 +81,9 @@ def write_sealed(path: Path, manifest: dict) -> None:
     path.with_name(SEAL).write_bytes(sealed(path.read_bytes()))
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory) -> Path:
-    """The `--out` folder of one run up to deploy."""
-    folder = tmp_path_factory.mktemp("finished")
-    recover = {"recover": {"epochs": 2, "learning_rate": 0.02, "batch_size": 8}}
-    path = write_pipeline(folder, stages=[*STAGES[:3], recover, *STAGES[5:8]])
-    run_pipeline(load_pipeline(path), folder / "runs")
-    return folder / "runs"
-
-
 @pytest.fixture
 def run(finished, tmp_path) -> Run:
-    shutil.copytree(finished, tmp_path / "runs")
+    shutil.copytree(finished.out, tmp_path / "runs")
     return Run(tmp_path / "runs")
 
 
@@ -428,10 +415,10 @@ PARAMETERS = [pytest.param(fault, id=fault.make.__name__, marks=[pytest.mark.slo
 
 @pytest.mark.slow
 def test_the_run_without_a_fault_passes(finished):
-    before = {file: (file.stat().st_mtime_ns, file.read_bytes()) for file in finished.rglob("*") if file.is_file()}
-    checks = verify(finished / "tiny")
+    before = {file: (file.stat().st_mtime_ns, file.read_bytes()) for file in finished.out.rglob("*") if file.is_file()}
+    checks = verify(finished.out / "tiny")
     assert not [check for check in checks if not check.passed]
-    assert {file: (file.stat().st_mtime_ns, file.read_bytes()) for file in finished.rglob("*") if file.is_file()} == before
+    assert {file: (file.stat().st_mtime_ns, file.read_bytes()) for file in finished.out.rglob("*") if file.is_file()} == before
     hops = [check.hop for check in checks if check.parity]
     both = [f"{name} -> {kind}" for name in ("compressed", "dense") for kind in ("onnx", "fused", "int8")]
     assert hops == ["masked -> removed", "deltas -> merged", *both, "served", "served, texts"]

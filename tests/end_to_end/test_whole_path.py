@@ -1,7 +1,6 @@
 """The whole product on a tiny model: every real stage, the command line, a live Triton server, the report, a second run."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -25,25 +24,8 @@ from pipelines.file.config import load_pipeline
 from pipelines.reporting.growth_report import allocation_record
 from pipelines.sweeps.trial_run import costs_of
 from serving.predict import predict
-from tests.tiny import EVERYTHING, STAGES, write_pipeline
-
-ENVIRONMENT = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "HF_HUB_OFFLINE": "1"}
-
-
-def compress(*arguments, **options) -> subprocess.CompletedProcess:
-    """The command line in a process of its own."""
-    command = [sys.executable, "-m", "pipelines.cli", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=300, check=False, **options)
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """(pipeline file, out folder, what was printed) of one uninterrupted run."""
-    folder = tmp_path_factory.mktemp("project")
-    path, out = write_pipeline(folder, stages=EVERYTHING), folder / "runs"
-    done = compress("run", path, "--out", out)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return path, out, done.stdout
+from tests.end_to_end.conftest import ENVIRONMENT, compress
+from tests.tiny import STAGES, write_pipeline
 
 
 def artifact(out, name: str, number: int = 1):
