@@ -3,10 +3,13 @@
 import importlib.util
 import json
 import queue
+import shlex
 import sys
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -17,6 +20,8 @@ from compressor.checkpoint import save_checkpoint
 from compressor.errors import UserError
 from export.generation.greedy import open_generator
 from export.standalone.folder import export_folder
+from pipelines.cli.work.serve_work import request_of
+from pipelines.runs.served import Served
 from pipelines.stages.deploy.generating import served_answer
 from serving.backend_files import BACKENDS
 from serving.deployment.answers import differences, read_answers, write_answers
@@ -158,6 +163,13 @@ def test_whole_texts_over_http(server, exported):
         if line
     ]
     assert "".join(event["TEXT"] for event in events).split() == expected and events[-1]["FINISH"] in ("length", "end")
+
+
+def test_the_command_that_compress_serve_shows_is_answered(server):
+    program, unbuffered, url, data, body = shlex.split(request_of("writer-text", server.url, Served(server.repository, Path())))
+    assert (program, unbuffered, data) == ("curl", "-N", "-d")
+    answer = httpx.post(f"http://{url}", content=body)
+    assert answer.status_code == 200 and '"TOKENS":1' in answer.text
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from pipelines.runs.served import Served, find_repository
 from serving.front.__main__ import keys_in
 from serving.front.front_process import FrontProcess
 from serving.guard.model_control import read_token
-from serving.repository import model_names
+from serving.repository import model_names, read_config
 from serving.server import HOST, SERVICES, EmbeddedServer
 from serving.watch import adopt_orphans, new_log, watch
 
@@ -76,10 +77,18 @@ def _show(server: EmbeddedServer, served: Served) -> None:
     for service in SERVICES:
         click.echo(f"{service:<8} {HOST}:{server.ports[service]}")
     for name in model_names(served.repository):
-        pair = ' --pair "a second text"' if served.pairs else ""
-        click.echo(f'try      compress predict {server.url} {name} "a text"{pair}')
+        click.echo(f"try      {request_of(name, server.url, served)}")
     click.echo(f"log      {server.log_path}")
     click.echo("Ctrl-C stops the server")
+
+
+def request_of(name: str, url: str, served: Served) -> str:
+    """A command that asks a served model: `compress predict`, or curl for one that generates, for its answers come in parts."""
+    if read_config(served.repository / name).model_transaction_policy.decoupled:
+        body = json.dumps({"TEXT": "a text", "MAX_TOKENS": 40})
+        return f"curl -N {url}/v2/models/{name}/generate_stream -d '{body}'"
+    pair = ' --pair "a second text"' if served.pairs else ""
+    return f'compress predict {url} {name} "a text"{pair}'
 
 
 @contextlib.contextmanager
