@@ -135,19 +135,28 @@ class Run:
 
 @contextlib.contextmanager
 def stopping() -> Iterator[None]:
-    """Convert SIGINT and SIGTERM to Stopped, in the main thread (the only one that receives signals)."""
+    """Convert SIGINT and SIGTERM to Stopped, in the main thread (the only one that receives signals). An ignored SIGINT stays
+    ignored."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    came: list[int] = []
 
     def stop(number: int, _frame: object) -> None:
+        came.append(number)
         for also in before if launched() > 1 else ():
             signal.signal(also, signal.SIG_IGN)  # torchrun forwards what the terminal sends to this process, too
         raise Stopped(number)
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    # where it is ignored, another process stops this one
+    heard = [signal.SIGTERM] if signal.getsignal(signal.SIGINT) == signal.SIG_IGN else [signal.SIGINT, signal.SIGTERM]
+    before = {number: signal.signal(number, stop) for number in heard}
     try:
         yield
+    except KeyboardInterrupt as interrupt:
+        if came and not isinstance(interrupt, Stopped):  # Ray's waiting functions raise a plain one in its place
+            raise Stopped(came[0]) from interrupt
+        raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

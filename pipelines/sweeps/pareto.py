@@ -11,8 +11,8 @@ from pipelines.sweeps.sweep_summary import Setting, Spread, SweepResult
 
 
 def figures_of(result: SweepResult) -> list[Figure]:
-    """One Pareto plot for every cost in which settings differ, and for every main metric of the last stage; of a table for
-    every column."""
+    """One Pareto plot for every cost in which settings differ, and for every main metric of the last stage and every task
+    that is compared."""
     last = [spread for spread in _of_the_last_stage(result) if spread.metric == result.mains.get(spread.setting)]
     columns = dict.fromkeys(_column(result, spread) for spread in last)
     figures: list[Figure] = []
@@ -20,9 +20,11 @@ def figures_of(result: SweepResult) -> list[Figure]:
         quality = {spread.setting: spread for spread in last if _column(result, spread) == column}
         known = {setting: value for setting, value in costs.items() if setting in quality}
         if len(set(known.values())) > 1:
-            metric, *task = column
+            _, *task = column
             title = f"Quality against {cost}{': ' if task else ''}{', '.join(task)}"
-            figures.append(_figure(f"pareto-{len(figures) + 1}", title, cost, known, quality, metric in result.falling))
+            figures.append(
+                _figure(f"pareto-{len(figures) + 1}", title, cost, known, quality, not result.falling.isdisjoint(quality))
+            )
     return figures
 
 
@@ -31,8 +33,8 @@ def _of_the_last_stage(result: SweepResult) -> list[Spread]:
 
 
 def _column(result: SweepResult, spread: Spread) -> tuple[str, ...]:
-    """What the qualities of one plot have in common: their metric, and of a table the column."""
-    return spread.metric, *(spread.setting[1:] if result.table else ())
+    """What the qualities of one plot have in common: their metric, and what decides the task."""
+    return spread.metric, *(spread.setting[place] for place in result.tasks)
 
 
 def front(costs: Mapping[Setting, float], quality: Mapping[Setting, float]) -> list[Setting]:

@@ -32,13 +32,17 @@ def on_ray(
     """The engine of Ray: each trial is a task that reserves `threads` CPUs, and a GPU if this machine has one.
 
     Without an address a cluster of this machine alone is started, for as long as the sweep; `workers` are the most trials at
-    a time. Raises UserError E901 (not installed), E812 (no such cluster, or no node has so many CPUs).
+    a time. Raises UserError E901 (not installed), E812 (no such cluster, no node has so many CPUs, or the cluster fails).
     """
     ray = _ray()
     _connect(ray, address, workers * threads if workers else max(threads, physical_cores()))
     try:
         _require_cpus(ray, threads)
         yield from _drive(ray, jobs, perform, workers, threads)
+    except ray.exceptions.RayError as error:
+        what = f"the cluster of Ray failed ({type(error).__name__}: {_first_line(error):.200})"
+        fix = "Finished stages are kept: start the cluster again, then the same command"
+        raise UserError("E812", what, fix, f"--address {address}" if address else "") from None
     finally:
         ray.shutdown()  # stops the tasks of this sweep, on every node
 
@@ -60,13 +64,17 @@ def _connect(ray: ModuleType, address: str | None, cpus: int) -> None:
     try:
         ray.init(address or "local", log_to_driver=False, logging_level="ERROR", **({} if address else new))
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-        reason = f"{error}".strip().splitlines()[0:1] or [type(error).__name__]
+        reason = _first_line(error) or type(error).__name__
         what = f"no cluster of Ray at '{address}'" if address else "Ray does not start"
         fix = "Start it with `ray start --head`, in the same versions of Ray and Python" if address else "Use --engine local"
-        raise UserError("E812", f"{what} ({reason[0]:.200})", fix, f"--address {address}" if address else "") from None
+        raise UserError("E812", f"{what} ({reason:.200})", fix, f"--address {address}" if address else "") from None
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)  # Ray takes it over: a sweep stops by its own, and says so
+
+
+def _first_line(error: Exception) -> str:
+    return f"{error}".strip().partition("\n")[0]
 
 
 def _require_cpus(ray: ModuleType, threads: int) -> None:
@@ -101,8 +109,15 @@ def _run_remotely(job: TrialJob, perform: Perform, board: Any) -> TrialOutcome:
     return perform(job, console_of(lambda text: board.tell.remote(TrialEvent("said", job.name, where, text))))
 
 
+def _node_of_driver(ray: ModuleType) -> Any:
+    """Places an actor on the node of this process, whose loss ends the sweep anyway; that of another node must not."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+
+
 def _drive(ray: ModuleType, jobs: Jobs, perform: Perform, workers: int | None, threads: int) -> Iterator[TrialEvent]:
-    board = ray.remote(num_cpus=0)(_Board).remote()
+    board = ray.remote(num_cpus=0, scheduling_strategy=_node_of_driver(ray))(_Board).remote()
     gpus = 1 if accelerator() else 0
     task = ray.remote(num_cpus=threads, num_gpus=gpus, max_retries=0)(_run_remotely)
     waiting, running = Waiting(jobs), {}
@@ -127,7 +142,11 @@ def _result(ray: ModuleType, reference: Any, job: TrialJob) -> tuple[TrialOutcom
     """A task's outcome and, where its worker or node died, how."""
     try:
         return ray.get(reference), ""
-    except ray.exceptions.RayTaskError as error:  # the trial could not be read there: other versions, a missing package
+    except ray.exceptions.RayTaskError as error:
+        # a run that is ended by SIGTERM raises Stopped, a KeyboardInterrupt, which Ray takes for a cancellation
+        if isinstance(error.cause, (ray.exceptions.TaskCancelledError, KeyboardInterrupt)):
+            return died(job, how := "was stopped"), how
+        # the trial could not be read there: other versions, a missing package
         what = f"the trial could not be started on its node ({f'{error.cause}'.strip()[:200]})"
         fix = "Install this project there in the same version, with the same packages"
         return TrialOutcome(error=UserError("E811", what, fix, f"trial {job.name}")), ""

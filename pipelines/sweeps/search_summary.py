@@ -9,6 +9,7 @@ from typing import Any
 
 from pipelines.file.config import command_of
 from pipelines.file.overrides import TRAININGS
+from pipelines.file.pipeline_file import PipelineFile
 from pipelines.reporting.figures import COMPRESSED, DENSE, Figure, layout
 from pipelines.sweeps.search_trials import score_of
 from pipelines.sweeps.sweep_trials import SweepPlan, SweepTrial, short_keys
@@ -30,12 +31,13 @@ class SearchScore:
 @dataclass(frozen=True)
 class SearchSummary:
     """The trials of a search, in order; `metric` is what makes one the best, the least if it `falls`; of the best one, its
-    first `run`, and the `command` that runs its settings, '' where a named row sets what no command can."""
+    first `run`, and the `command` that runs its settings, or what no command can be given in `beyond`."""
 
     trials: tuple[SearchScore, ...]
     metric: str
     run: str = ""
     command: str = ""
+    beyond: str = ""
     falls: bool = False
 
     @property
@@ -59,7 +61,9 @@ class SearchSummary:
         lock = f"{mark}{self.run}/pipeline.lock.yaml{mark}"
         return [
             f"Best of {count} trials: number {best.number}, {self.metric} {best.score:.4f}{runs}.",
-            f"Run it alone: {mark}{self.command}{mark}" if self.command else f"Its pipeline is in {lock}.",
+            f"Run it alone: {mark}{self.command}{mark}"
+            if self.command
+            else f"No command runs it alone, because of {self.beyond}: its pipeline is in {lock}.",
         ]
 
     @property
@@ -100,16 +104,32 @@ def summarize_search(
     if summary.best is None:
         return summary
     run = runs[summary.best.number - 1][0]
-    return replace(summary, run=run.name, command=_command(plan, run, path, overrides))
+    keys = _row_keys(run)
+    if beyond := _beyond(plan, keys):
+        return replace(summary, run=run.name, beyond=beyond)
+    settings = [*SweepTrial("", keys).settings, *overrides, *replace(run, repeat={}).settings]
+    return replace(summary, run=run.name, command=command_of(path, settings))
 
 
-def _command(plan: SweepPlan, run: SweepTrial, path: Path, overrides: Sequence[str]) -> str:
-    keys = {name: value for name, value in run.values.items() if name not in run.named}
-    for axis in run.named:
-        keys = {**plan.grid.named[axis][run.values[axis]], **keys}
-    if "stages" in keys or any(key.startswith(TRAININGS) for key in keys if key not in run.values):
-        return ""
-    return command_of(path, [*overrides, *SweepTrial("", keys).settings])
+def _row_keys(run: SweepTrial) -> dict[str, Any]:
+    """What the named rows of a run set, in the order in which it is set: top-level keys first, and a later row's last."""
+    pairs = [pair for _, row in run.presets for pair in row.items()]
+    keys: dict[str, Any] = {}
+    for key, value in sorted(pairs, key=lambda pair: pair[0] not in PipelineFile.model_fields):
+        keys.pop(key, None)  # what is set last stands last, behind what it contains
+        keys[key] = value
+    return keys
+
+
+def _beyond(plan: SweepPlan, row_keys: Mapping[str, Any]) -> str:
+    """What of a run no `compress run` can be given, in words; '' if a command sets all of it."""
+    if plan.data is not None:
+        return "the data of --folder"
+    if "stages" in row_keys:
+        return "the stages of its named row"
+    # of a row it is the key of stages that lack it, in a command that of all
+    trainings = next((key for key in row_keys if key.startswith(TRAININGS)), None)
+    return f"{trainings} of its named row" if trainings else ""
 
 
 def search_figure(search: SearchSummary) -> Figure:

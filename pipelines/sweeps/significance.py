@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 CONFIDENCE = 0.95
+ROUNDING = 1e-12
+"""Share of the compared values below which differences are equal: well above the error of a float, below any row's weight."""
 
 
 @dataclass(frozen=True)
@@ -37,18 +39,19 @@ def paired_difference(first: Sequence[float | None], second: Sequence[float | No
 
     The interval is Student's t for the mean of the differences, at 95 %.
     """
-    differences = [
-        after - before for before, after in zip(first, second, strict=True) if before is not None and after is not None
-    ]
-    if not differences:
+    pairs = [(before, after) for before, after in zip(first, second, strict=True) if before is not None and after is not None]
+    if not pairs:
         return None
+    differences = [after - before for before, after in pairs]
     mean, count = statistics.fmean(differences), len(differences)
     if count < 2:
         return PairedDifference(count, mean, None, None)
     from scipy.stats import t
 
     deviation = statistics.stdev(differences)
-    if deviation <= 1e-12 * max(abs(value) for value in (*differences, 1e-300)):  # the rounding of equal differences
-        deviation = 0.0
+    # equal differences are rounded as their values are: a small one between large values the most
+    rounding = ROUNDING * max(abs(value) for pair in pairs for value in pair)
+    if deviation <= rounding:
+        deviation, mean = 0.0, mean if abs(mean) > rounding else 0.0
     half = float(t.ppf((1 + CONFIDENCE) / 2, count - 1)) * deviation / math.sqrt(count)
     return PairedDifference(count, mean, mean - half, mean + half)

@@ -14,10 +14,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from compressor.errors import UserError, UserErrors
+from compressor.errors import CompressError, UserError, UserErrors
+from pipelines.engine.attempt import RUN_FILE
 from pipelines.engine.disk import disk_fault
 from pipelines.engine.invocation import Stopped, stopping
-from pipelines.engine.preflight import check_folder, check_inputs
+from pipelines.engine.preflight import check_folder
 from pipelines.engine.stage import NAME_PATTERN
 from pipelines.engine.store import Locked, lock
 from pipelines.file.config import Pipeline, load_pipeline
@@ -25,12 +26,15 @@ from pipelines.sweeps.search_summary import summarize_search
 from pipelines.sweeps.search_trials import SearchTrials
 from pipelines.sweeps.sweep_files import FILES, write_files
 from pipelines.sweeps.sweep_preview import TrialPreview, preview
-from pipelines.sweeps.sweep_summary import SweepResult, summarize
+from pipelines.sweeps.sweep_summary import SweepResult, out_of_reach, summarize
 from pipelines.sweeps.sweep_trials import SweepPlan, SweepTrial
 from pipelines.sweeps.trial_board import TrialBoard, counts_of
 from pipelines.sweeps.trial_events import Engine, Jobs, in_turn
 from pipelines.sweeps.trial_jobs import JobMaker, last_model, measured
 from pipelines.sweeps.trial_run import END, TrialJob, TrialOutcome, perform
+
+WORKER_DIED = "E811"
+"""A fault of the machine rather than of the input."""
 
 
 def sweep(
@@ -56,17 +60,15 @@ def sweep(
     """
     folder, pipeline, trials, make = _checked(path, plan, out, name, overrides, until, stage)
     # those of a search are made when its trials are chosen
-    stages, jobs = make.common.stages, [make(trial) for trial in (trials[:1] if plan.search else trials)]
-    with _held(folder):
-        for file in FILES:  # left by an earlier sweep
-            (folder / file).unlink(missing_ok=True)
+    stages, jobs = make.common.stages, [make(trials[0])] if plan.search else make.jobs(trials)
+    with _held(folder), _earlier_kept(folder, say):
         board = TrialBoard(plan.count, say, console)
         search = SearchTrials(plan, pipeline, folder, make, board.note) if plan.search else None
         ended = _run(search.jobs() if search else jobs, engine, board, search)
         trials = search.trials if search else trials
         outcomes = {trial.name: ended[trial.name] for trial in trials}
         if (errors := [outcome.error for outcome in outcomes.values() if outcome.error]) and len(errors) == len(outcomes):
-            _raise_if_mistakes(errors)
+            _raise_if_mistakes(plan, errors)
         result = summarize(folder, plan, trials, outcomes, stages)
         if search:
             result = replace(result, search=summarize_search(plan, search.runs, outcomes, stages[-1], path, overrides))
@@ -91,7 +93,7 @@ def preview_sweep(
         what = "--dry-run: the trials of a search are chosen by the results of those before"
         raise UserError("E115", what, "Leave --search out to see every combination, or --dry-run to run it")
     _, _, trials, make = _checked(path, plan, out, name, overrides, until, stage)
-    return [preview(make(trial)) for trial in trials]
+    return [preview(job) for job in make.jobs(trials)]
 
 
 def _checked(
@@ -114,11 +116,12 @@ def _checked(
         fix = "Use letters, digits, '_', '-' and '.', a letter or digit first"
         raise UserError("E115", f"a sweep cannot be called {name!r:.100}", fix)
     folder = out / (name or f"{pipeline.name}-sweep")
-    check_inputs(pipeline)
+    make = JobMaker(path, plan, overrides, folder.name, TrialJob("", pipeline, out.absolute(), until or "", stages), stage)
+    make.check(pipeline)
     for trial in trials:
         check_folder(out, f"{folder.name}/{trial.name}")
-    common = TrialJob("", pipeline, out.absolute(), until or "", stages)
-    make = JobMaker(path, plan, overrides, folder.name, common, [pipeline.all_tasks])
+    if (folder / RUN_FILE).exists():
+        raise UserError("E115", "the folder of a run, and not of a sweep", "Give the sweep another --name", str(folder))
     sound = [run for alternatives in probes for run in _sound(alternatives, make)]
     return folder, pipeline, sound or trials, make
 
@@ -156,11 +159,22 @@ def _run(jobs: Jobs, engine: Engine, board: TrialBoard, search: SearchTrials | N
     return outcomes
 
 
-def _raise_if_mistakes(errors: Sequence[Exception]) -> None:
-    """Raise the errors of all trials as one if each is the user's mistake."""
-    mistakes = [fault for error in errors if isinstance(error, UserError) for fault in getattr(error, "errors", [error])]
-    if all(isinstance(error, UserError) for error in errors):
-        raise UserErrors(mistakes)
+def _raise_if_mistakes(plan: SweepPlan, errors: Sequence[CompressError]) -> None:
+    """Raise the errors of all trials as one if each is a mistake in the input."""
+    if all(isinstance(error, UserError) and error.code != WORKER_DIED and not out_of_reach(plan, error) for error in errors):
+        raise UserErrors([fault for error in errors for fault in getattr(error, "errors", [error])])
+
+
+@contextlib.contextmanager
+def _earlier_kept(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Context of a sweep, whose files replace those of an earlier one at its end. If it fails, a line says whose they are."""
+    kept = [name for name in FILES if (folder / name).is_file()]
+    try:
+        yield
+    except BaseException:
+        if kept:
+            say(f"{', '.join(kept)} in {folder} are still those of an earlier sweep")
+        raise
 
 
 @contextlib.contextmanager

@@ -55,6 +55,7 @@ def _record(result: SweepResult, facts: Facts, plan: SweepPlan, trials: Sequence
         "over": recorded(plan.axes),
         "seeds": plan.seeds,
         "subsets": plan.subsets,
+        **({"repetitions": result.repetitions} if result.repetitions else {}),
         "trials": [{"name": trial.name, "values": trial.values, "repeat": trial.repeat} for trial in trials],
         "summary": [asdict(spread) for spread in result.spreads],
         "comparisons": [{**asdict(row), "verdict": row.difference.verdict} for row in result.comparisons],
@@ -150,7 +151,12 @@ def _markdown(result: SweepResult, headline: str, trials: Sequence[SweepTrial]) 
 
 def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> str:
     line = [*("---",) * words, *("---:",) * (len(header) - words)]
-    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in (header, line, *rows))
+    return "\n".join(f"| {' | '.join(map(_markdown_cell, row))} |" for row in (header, line, *rows))
+
+
+def _markdown_cell(text: str) -> str:
+    """Any text in a cell: a line ends at <br>, and a backslash before | would end the cell."""
+    return "<br>".join(text.replace("\\", r"\\").replace("|", r"\|").splitlines())
 
 
 def _page(result: SweepResult, headline: str, trials: Sequence[SweepTrial]) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from compressor.errors import CompressError
+from pipelines.file.overrides import split_key
 from pipelines.sweeps.search_summary import SearchSummary
 from pipelines.sweeps.significance import PairedDifference, paired_difference
 from pipelines.sweeps.sweep_trials import SweepPlan, SweepTrial, short_keys
@@ -18,6 +19,9 @@ from pipelines.sweeps.trial_run import TrialOutcome
 OUT_OF_REACH = "E520"
 """A target that no cut reaches: a result of a sweep over targets, not a failure."""
 
+MEASURED = {"glue", "kind", "validation", "label", "metric", "positive"}
+"""Keys of a task that decide what its figures measure: those of two tasks that differ in one are not compared."""
+
 Setting = tuple[str, ...]
 """The values of the compared keys, as shown; () where only seeds or subsets differ."""
 
@@ -25,7 +29,8 @@ Setting = tuple[str, ...]
 @dataclass(frozen=True)
 class Spread:
     """One metric of one stage over the runs of a setting. `std` is the sample's standard deviation (n - 1), 0 for a single run;
-    `values` are in the order of the seeds or subsets, None for a run without the metric; the rest is None without any."""
+    `values` are in the order of the seeds, subsets or named runs, None for a run without the metric (it failed, or its target
+    is out of reach); the rest is None without any."""
 
     stage: str
     metric: str
@@ -40,7 +45,8 @@ class Spread:
     def cells(self) -> tuple[str, ...]:
         """The table row: setting, stage, metric, number of runs, mean, std, min, max, each run."""
         figures = (_decimals(value) for value in (self.mean, self.std, self.min, self.max))
-        return *self.setting, self.stage, self.metric, str(self.runs), *figures, " ".join(map(_decimals, self.values)).strip()
+        each = " ".join(_decimals(value) or "none" for value in self.values)
+        return *self.setting, self.stage, self.metric, str(self.runs), *figures, each
 
 
 @dataclass(frozen=True)
@@ -86,13 +92,15 @@ class SweepResult:
     """Stage id -> how many different results the trials have: what they share counts once."""
     mains: Mapping[Setting, str] = field(default_factory=dict)
     """Setting -> the main metric of its task."""
-    falling: frozenset[str] = frozenset()
-    """The main metrics of which smaller values are better."""
+    falling: frozenset[Setting] = frozenset()
+    """The settings of whose main metric smaller values are better."""
     search: SearchSummary | None = None
     counts: str = ""
     """How many stages this command ran and reused, in words."""
-    table: bool = False
-    """Whether its first key is the rows of a table: the others then are tasks, whose qualities are not compared."""
+    tasks: tuple[int, ...] = ()
+    """The places in a setting of what decides the task: the columns of a table, whose qualities are not compared."""
+    repetitions: tuple[str, ...] = ()
+    """The keys whose values repeat each setting, as seeds do, and are no part of it."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -107,8 +115,11 @@ def summarize(
     folder: Path, plan: SweepPlan, trials: Sequence[SweepTrial], outcomes: Mapping[str, TrialOutcome], stages: Sequence[str]
 ) -> SweepResult:
     """The result of trials that all ended; `stages` are those whose quality is measured, in order."""
-    groups = _groups(trials)
-    titles = tuple(short_keys(list(plan.axes)).values())
+    repetitions = tuple(axis for axis in plan.axes if _repeats(plan, axis))
+    axes = [axis for axis in plan.axes if axis not in repetitions]
+    tasks = tuple(place for place, axis in enumerate(axes) if _decides_task(plan, axis))
+    groups = _groups(trials, axes)
+    titles = short_keys(list(plan.axes))
     spreads = [
         _spread(stage, metric, setting, [outcomes[trial.name].quality.get(stage, {}).get(metric) for trial in group])
         for stage, metric in _measured(outcomes.values(), stages)
@@ -116,24 +127,26 @@ def summarize(
         if _has(metric, [outcomes[trial.name].quality.get(stage, {}) for trial in group])
     ]
     last = [spread for spread in spreads if spread.stage == stages[-1]]
+    compared = {place: plan.axes[axis] for place, axis in enumerate(axes) if place not in tasks}
     mains = _mains(groups, outcomes)
     if plan.grid.named:  # of a table the main metric of each trial's task alone
         last = [spread for spread in last if spread.metric == mains.get(spread.setting)]
     errors = {trial.name: error for trial in trials if (error := outcomes[trial.name].error)}
     return SweepResult(
         folder,
-        titles,
+        tuple(titles[axis] for axis in axes),
         spreads,
         # the settings of a search seldom differ in one key alone
-        [] if plan.search else list(_comparisons(last, plan)),
+        [] if plan.search else list(_comparisons(last, compared)),
         _costs(groups, outcomes),
         {name: error for name, error in errors.items() if not out_of_reach(plan, error)},
         {name: error for name, error in errors.items() if out_of_reach(plan, error)},
         tuple(failure for trial in trials for failure in outcomes[trial.name].failures),
         _artifacts(outcomes.values()),
         mains,
-        frozenset(outcome.main for outcome in outcomes.values() if outcome.falls),
-        table=bool(plan.grid.named),
+        frozenset(setting for setting, group in groups.items() if any(outcomes[trial.name].falls for trial in group)),
+        tasks=tasks,
+        repetitions=repetitions,
     )
 
 
@@ -142,14 +155,36 @@ def out_of_reach(plan: SweepPlan, error: CompressError) -> bool:
     return bool(plan.axes) and error.code == OUT_OF_REACH
 
 
-def setting_of(trial: SweepTrial) -> Setting:
-    return tuple(map(shown_value, trial.values.values()))
+def _decides_task(plan: SweepPlan, axis: str) -> bool:
+    """Whether the values of an axis are different tasks: one of the keys that it sets decides what is measured."""
+    keys = [key for row in plan.grid.named[axis].values() for key in row] if axis in plan.grid.named else [axis]
+    return any(map(_names_task, keys))
 
 
-def _groups(trials: Sequence[SweepTrial]) -> dict[Setting, list[SweepTrial]]:
+def _names_task(key: str) -> bool:
+    """Whether a key is a whole task, all tasks, or what one of them measures."""
+    first, *names = split_key(key) or [key]
+    of_task = names[1:] if first == "tasks" else names
+    return first in ("task", "tasks") and (not of_task or of_task[0] in MEASURED)
+
+
+def _repeats(plan: SweepPlan, axis: str) -> bool:
+    """Whether the named rows of an axis are runs of one setting: each has a seed of its own, and learning rates at most.
+
+    Not in a search, which compares whatever it chooses.
+    """
+    rows = list(plan.grid.named.get(axis, {}).values())
+    if not rows or plan.search or not all("seed" in row for row in rows):
+        return False
+    others = {(split_key(key) or [key])[-1] for row in rows for key in row} - {"seed"}
+    return len({row["seed"] for row in rows}) == len(rows) and others <= {"learning_rate"}
+
+
+def _groups(trials: Sequence[SweepTrial], axes: Sequence[str]) -> dict[Setting, list[SweepTrial]]:
+    """The trials of each setting of these axes: of every one in the order of the others, and of seeds or subsets."""
     groups: dict[Setting, list[SweepTrial]] = {}
     for trial in trials:
-        groups.setdefault(setting_of(trial), []).append(trial)
+        groups.setdefault(tuple(shown_value(trial.values[axis]) for axis in axes), []).append(trial)
     return groups
 
 
@@ -178,16 +213,15 @@ def _spread(stage: str, metric: str, setting: Setting, values: list[float | None
     return Spread(stage, metric, setting, len(known), statistics.fmean(known), std, min(known), max(known), tuple(values))
 
 
-def _comparisons(spreads: Sequence[Spread], plan: SweepPlan) -> Iterator[Comparison]:
+def _comparisons(spreads: Sequence[Spread], axes: Mapping[int, Sequence[Any]]) -> Iterator[Comparison]:
     """Of every metric: the first value of a key against each other one, all other keys equal, where there are several runs.
 
-    Of a table its rows, which are its first key: columns are other tasks.
+    `axes` are the values of each key that is compared, by its place in a setting.
     """
-    values = [[shown_value(value) for value in axis] for axis in plan.axes.values()]
     by_setting = {(spread.metric, spread.setting): spread for spread in spreads if len(spread.values) > 1}
     for metric, setting in by_setting:
-        for place, axis in enumerate(values[:1] if plan.grid.named else values):
-            first = (*setting[:place], axis[0], *setting[place + 1 :])
+        for place, values in axes.items():
+            first = (*setting[:place], shown_value(values[0]), *setting[place + 1 :])
             if setting == first or (metric, first) not in by_setting:
                 continue
             before, after = by_setting[metric, first], by_setting[metric, setting]

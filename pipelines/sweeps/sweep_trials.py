@@ -16,7 +16,7 @@ from pipelines.file.config import Pipeline
 from pipelines.file.overrides import Preset, join_key, split_key
 from pipelines.file.yaml_source import parse
 from pipelines.sweeps.search_ranges import Range, read_range
-from pipelines.sweeps.table_file import Axes, Grid, read_grid, require_once, shown_value
+from pipelines.sweeps.table_file import Axes, Grid, read_grid, require_no_null, require_once, shown_value
 
 SHARE = 0.9
 """Share of the training rows in each random subset, as in the SAM paper (Fu et al., 2023, tables 1 and 2)."""
@@ -107,7 +107,7 @@ class SweepPlan:
     def _words(self, values: dict[str, Any]) -> list[str]:
         """The values as parts of a trial's name: rank-4."""
         titles = short_keys(list(self.axes))
-        return [f"{titles[key]}-{_plain(value)}" for key, value in values.items()]
+        return [f"{_plain(titles[key])}-{_plain(value)}".lstrip("-") for key, value in values.items()]
 
     def _trial(self, name: str, values: dict[str, Any], repeat: dict[str, Any]) -> SweepTrial:
         return SweepTrial(name, values, repeat, self.grid.presets(values), tuple(self.grid.named))
@@ -135,8 +135,6 @@ class SweepPlan:
         if self.share is not None and not 0 < self.share < 1:
             what = f"--share {self.share:g} is no part of the training rows"
             raise UserError("E115", what, "Give a number between 0 and 1, e.g. 0.9")
-        if "seed" in self.axes and self.seeds is not None:
-            raise UserError("E115", "the seed is set by --seeds and compared as a key, too", "Drop one of the two")
         if self.search is not None:
             _check_search(self.grid, self.search.trials)
         for key, values in self.axes.items() if self.search is None else ():
@@ -184,7 +182,8 @@ def axes_of(overs: Sequence[str], grid: Path | None, table: Grid | None = None) 
             continue
         # the list of a YAML file: values may themselves be lists or mappings
         values = parse(f"[{text}]", mark).data if equals and key else []
-        if len(values) < 2 or None in values:
+        require_no_null(values, mark, "E115")
+        if len(values) < 2:
             fix = "Write KEY=VALUE,VALUE with two values or more, each once, e.g. prune.target.speedup=1.5,2"
             raise UserError("E115", f"{mark}: no key with several values", fix)
         require_once(values, mark)

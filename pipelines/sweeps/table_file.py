@@ -136,8 +136,9 @@ def _axes(source: YamlSource, path: KeyPath) -> tuple[Axes, Named]:
         elif isinstance(key, str) and isinstance(values, str) and (found := read_range(key, values, where)):
             axes[key] = found
             continue
-        elif not isinstance(key, str) or not isinstance(values, list) or len(values) < 2 or None in values:
+        elif not isinstance(key, str) or not isinstance(values, list) or len(values) < 2:
             raise UserError("E120", f"'{key}' has no list of several values", fix, where)
+        require_no_null(values, where, "E120")
         require_once(values, where)
         axes[key] = values
     return axes, named
@@ -146,6 +147,14 @@ def _axes(source: YamlSource, path: KeyPath) -> tuple[Axes, Named]:
 def shown_value(value: Any) -> str:
     """A value as a cell of a table: text as it is, everything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def require_no_null(values: list[Any], where: str, code: str) -> None:
+    """Raise UserError of a code, E115 or E120, for null among the values of a key: it means the default, and a table would not
+    say which that is."""
+    if None in values:
+        fix = "Write the key's default value, or named rows of a grid file, which may set null: size: {none: {KEY: null}, ...}"
+        raise UserError(code, f"{where}: null is no value to compare", fix)
 
 
 def require_once(values: list[Any], where: str) -> None:

@@ -38,6 +38,7 @@ class TrialBoard:
         self.total, self.console = total, console
         self.counts: Counter[str] = Counter()
         self._print, self._running, self._live, self._clock = say, {}, None, time.monotonic
+        self._numbers: dict[str, int] = {}  # of the trials, in the order of their first start
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
@@ -52,11 +53,11 @@ class TrialBoard:
     def on(self, event: TrialEvent) -> None:
         """Show an event."""
         if event.kind == "started":
-            self.counts["started"] += event.trial not in self._running
+            number = self._numbers.setdefault(event.trial, len(self._numbers) + 1)
             self._running[event.trial] = _Row(event.where, "starting", self._clock())
             where = f" on {event.where}" if event.where else ""
             if self._live is None:
-                self.note(f"trial {self.counts['started']} of {self.total}: {event.trial}{where}")
+                self.note(f"trial {number} of {self.total}: {event.trial}{where}")
         elif event.kind == "said":
             if event.trial in self._running:
                 self._running[event.trial].text = event.text

@@ -16,7 +16,9 @@ from rich.console import Console
 
 from compressor.errors import CompressError, UserError, UserErrors
 from compressor.models.architectures import add_row
+from compressor.models.hub import resolve
 from compressor.tasks.task_kind import kind_for
+from pipelines.engine.lockfile import LOCK_FILE, read_lock
 from pipelines.engine.stage import Artifact
 from pipelines.file.config import Pipeline
 from pipelines.stages.recover.config import CONTROL
@@ -51,6 +53,8 @@ class TrialJob:
     stages: tuple[str, ...]
     """The stages whose quality is summarized."""
     fault: UserError | None = None
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """sha256 that each of its data files, by path, and models, by reference, had when the sweep started."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,7 @@ def perform(job: TrialJob, console: Console | None) -> TrialOutcome:
             if job.pipeline.architecture is not None:
                 add_row(job.pipeline.architecture)
             result = _run(job, console)
+            _require_unchanged(job, result.folder)
             (quality, main), costs = _quality(job, result.artifacts), costs_of(result.artifacts)
     except Exception as error:
         fault = coded(error, f"trial {job.name}", [job.out / job.pipeline.name / "logs"], job.out)
@@ -111,6 +116,19 @@ def _run(job: TrialJob, console: Console | None) -> RunResult:
             if error.code != "E802" or time.monotonic() > deadline:
                 raise
         time.sleep(0.5)
+
+
+def _require_unchanged(job: TrialJob, folder: Path) -> None:
+    """Raise UserError E807 where a run has read another file or model than the trials before it: a table compares results of
+    the same data."""
+    lock = read_lock(folder / LOCK_FILE)
+    others = [reference for entry in job.pipeline.stages for reference in entry.row.beside.models_of(entry.config).values()]
+    read = {reference: resolve(reference, job.pipeline.source_folder).sha256 for reference in others}
+    read |= {lock["model"]["reference"]: lock["model"]["sha256"], **lock["data"]}
+    for name, sha256 in read.items():
+        if job.digests.get(name, sha256) != sha256:
+            fix = "Run the same command again, and do not change it meanwhile: the other trials are of what it was before"
+            raise UserError("E807", "changed since the sweep started", fix, name)
 
 
 def _quality(job: TrialJob, artifacts: Mapping[str, Artifact]) -> tuple[Quality, str]:

@@ -6,6 +6,7 @@ have threads and half-collected objects, may crash for reasons that are not ours
 
 import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,7 @@ def start(said: Path, work: Callable, *given, **named) -> multiprocessing.Proces
 
 def _run(said: Path, work: Callable, given: tuple, named: dict) -> None:
     os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background ignore it
     toys.install(pytest.MonkeyPatch())
     try:
         work(*given, **named)

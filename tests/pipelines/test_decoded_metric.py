@@ -130,7 +130,7 @@ def test_the_front_of_a_metric_that_falls_is_below():
     spreads = [Spread(END, SCORE, (name,), 1, value, 0.0, value, value, (value,)) for name, value in (("a", 0.5), ("b", 0.4))]
     costs = {"bytes": {("a",): 1.0, ("b",): 2.0}}
     for falls, front in ((True, ["a", "b"]), (False, ["a"])):
-        mains, falling = dict.fromkeys(costs["bytes"], SCORE), frozenset([SCORE] if falls else [])
+        mains, falling = dict.fromkeys(costs["bytes"], SCORE), frozenset(costs["bytes"] if falls else [])
         (figure,) = figures_of(SweepResult(None, ("x",), spreads, [], costs, mains=mains, falling=falling))
         assert figure.data[0]["text"] == front and f"left and {'low' if falls else 'high'} is good" in figure.caption
 
@@ -141,7 +141,7 @@ def test_columns_of_a_table_have_a_front_each():
     spreads = [Spread(END, SCORE, setting, 1, value, 0.0, value, value, (value,)) for setting, value in scores.items()]
     costs = {"bytes": {setting: 100.0 if setting[0] == "lora" else 10.0 for setting in scores}}
     same = dict.fromkeys(scores, SCORE)
-    one, other = figures_of(SweepResult(None, ("method", "task"), spreads, [], costs, mains=same, table=True))
+    one, other = figures_of(SweepResult(None, ("method", "task"), spreads, [], costs, mains=same, tasks=(1,)))
     assert one.data[0]["text"] == ["vera, sst2", "lora, sst2"] and one.title == "Quality against bytes: sst2"
     assert other.data[0]["text"] == ["vera, stsb", "lora, stsb"] and other.title.endswith("stsb")
     (together,) = figures_of(SweepResult(None, ("method", "task"), spreads, [], costs, mains=same))
@@ -155,7 +155,8 @@ def test_columns_with_another_metric_have_a_front_too():
     spreads = [Spread(END, metric[key[1]], key, 1, value, 0.0, value, value, (value,)) for key, value in scores.items()]
     costs = {"bytes": {setting: 100.0 if setting[0] == "lora" else 10.0 for setting in scores}}
     mains = {setting: metric[setting[1]] for setting in scores}
-    result = SweepResult(None, ("method", "task"), spreads, [], costs, mains=mains, falling=frozenset(["ter"]), table=True)
+    falls = frozenset(setting for setting in mains if setting[1] == "e2e")
+    result = SweepResult(None, ("method", "task"), spreads, [], costs, mains=mains, falling=falls, tasks=(1,))
     rising, falling = figures_of(result)
     assert rising.data[0]["text"] == ["vera, sst2", "lora, sst2"] and "left and high is good" in rising.caption
     assert falling.data[0]["text"] == ["vera, e2e"] and "left and low is good" in falling.caption

@@ -13,17 +13,19 @@ from compressor.errors import UserError
 from compressor.tasks import Subset
 from compressor.tasks.reading import read_task
 from pipelines.engine.runner import run_pipeline
+from pipelines.engine.stage import NamedInputs
 from pipelines.engine.store import lock
 from pipelines.file.config import load_pipeline
 from pipelines.runs.served import find_repository
 from pipelines.sweeps.pareto import front
 from pipelines.sweeps.significance import paired_difference
 from pipelines.sweeps.sweep import preview_sweep, sweep
+from pipelines.sweeps.sweep_files import FILES
 from pipelines.sweeps.sweep_preview import stage_rows
 from pipelines.sweeps.sweep_summary import summarize
-from pipelines.sweeps.sweep_trials import SweepPlan, SweepTrial, axes_of
+from pipelines.sweeps.sweep_trials import Search, SweepPlan, SweepTrial, axes_of
 from pipelines.sweeps.table_file import Grid
-from pipelines.sweeps.trial_events import in_turn
+from pipelines.sweeps.trial_events import TrialEvent, died, in_turn
 from pipelines.sweeps.trial_run import TrialOutcome, quality_of
 from tests.compressor.test_tasks import task
 from tests.pipelines import toys
@@ -328,7 +330,9 @@ def test_a_trial_that_fails_is_told_and_does_not_stop_the_rest(project, out, com
     assert (code, error[:46]) == (3, f"E810 1 trial failed: {says[:4]} in seed-1. Each is t")
     assert f"FAILED {says.format(project=project)}" in shown
     folder = out / "toy-sweep"
-    assert "| tune | accuracy | 2 | 0.3500 | 0.3536 | 0.1000 | 0.6000 | 0.1000  0.6000 |" in (folder / "sweep.md").read_text()
+    assert (
+        "| tune | accuracy | 2 | 0.3500 | 0.3536 | 0.1000 | 0.6000 | 0.1000 none 0.6000 |" in (folder / "sweep.md").read_text()
+    )
     assert list(json.loads((folder / "sweep.json").read_text())["failed"]) == ["seed-1"]
     (out / "trouble-1").unlink()
     calls(out)
@@ -383,7 +387,30 @@ def test_a_sweep_that_is_stopped_goes_on_where_it_was(project, out, tmp_path):
         ({"overrides": ["task.train=no.tsv"]}, "E201"),
         ({"kind": "subsets", "share": 0.01}, "E211 trial subset-0, "),
         ({"runs": None}, "E115 nothing differs between the runs"),
-        ({"over": ["seed=1,2"]}, "E115 the seed is set by --seeds and compared"),
+        ({"over": ["seed=1,2"]}, "E115 the compared key seed and --seeds set the same, and only the second one would count"),
+        ({"over": ['"seed"=1,2']}, 'E115 the compared key "seed" and --seeds set the same'),
+        ({"over": ["prune.text=a,b", '"prune".text=c,d']}, "E115 the compared key prune.text and the compared key "),
+        ({"over": ["tune.files=1,2", "stages.1.tune.files=3,4"]}, "E115 the compared key tune.files and the compared key "),
+        (
+            {"over": ["tune.files=1,2"], "overrides": ["tune.files=7"]},
+            "E115 --set tune.files=7 and the compared key tune.files",
+        ),
+        (
+            {"over": ["trainings.files=1,2"], "overrides": ["tune.files=7"]},
+            "E115 --set tune.files=7 and the compared key train",
+        ),
+        ({"over": ["name=a,b"]}, "E115 the name is compared as a key"),
+        (
+            {"over": ["report.text=a,b"]},
+            "E115 report.text is compared, and stage 'report' is not run: it comes after 'prune'. Add --until report",
+        ),
+        (
+            {"over": ["tune.id=tune,a"]},
+            "E115 trial id-a_seed-0: the stages that measure its quality are a, prune, and not tune",
+        ),
+        ({"over": ["task.max_length=64,1024"]}, "E113 trial max_length-1024_seed-0, --set task.max_length=1024: 1024 tokens"),
+        ({"over": ["model=./model,./missing"], "runs": 2}, "E303 trial model-"),
+        ({"over": ["tune.files=null,2"]}, "E115 --over tune.files=null,2: null is no value to compare"),
         ({"over": ["tune.files=1,2"] * 2}, "E115 --over tune.files=1,2: the key is given twice"),
         ({"over": ["tune.files=8,'8'"]}, "E115 --over tune.files=8,'8': 8 and '8' are written alike in a table. Keep one"),
         ({"over": ["select.text=[a],'[\"a\"]'"]}, "E115 --over select.text="),
@@ -426,6 +453,7 @@ def test_what_a_variant_deployed_is_found(project, out):
         ("- 1\n", "E120 {grid}:1: a grid is a mapping of keys to lists of values"),
         ("tune.files: [1, 2]\nselect.text: x\n", "E120 {grid}:2: select.text: 'select.text' has no list of several values"),
         ("tune.files: [1]\n", "E120 {grid}:1: tune.files: 'tune.files' has no list"),
+        ("tune.files: [null, 2]\n", "E120 {grid}:1: tune.files: null is no value to compare"),
         ("tune.files: [2, 2]\n", "E115 {grid}:1: tune.files: a value appears twice"),
         ("tune.fils: [1, 2]\n", "E102 --set tune.fils=1: unknown key. Did you mean 'files'"),
     ],
@@ -435,6 +463,137 @@ def test_a_grid_that_is_none(project, out, compress, tmp_path, text, says):
     grid.write_text(text)
     code, shown, error = compress("sweep", project, "--grid", grid, "--out", out)
     assert (code, shown) == (2, "") and error.startswith(says.format(grid=grid)) and not out.exists()
+
+
+ROWS_OF_SIZE = "size: {few: {tune.files: 1}, many: {tune.files: 9}}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "says"),
+    [
+        ("size: {few: {seed: 1, tune.files: 1}, many: {seed: 2}}", "--seeds 2", "E115 seed of size 'few' and --seeds set the"),
+        (ROWS_OF_SIZE, "--over tune.files=3,4", "E115 tune.files of size 'few' and the compared key tune.files set the same"),
+        (ROWS_OF_SIZE, "--set tune.files=3", "E115 tune.files of size 'few' and --set tune.files=3 set the same"),
+        (ROWS_OF_SIZE + "more: {a: {tune.files: 3}, b: {tune.files: 4}}", "", "E115 tune.files of size 'few' and every row of"),
+        (
+            "size: {few: {report.text: a}, many: {report.text: b}}",
+            "--seeds 2",
+            "E115 'size' is compared, and changes nothing in what is run. Compare what is used up to 'prune', or name",
+        ),
+        (ROWS_OF_SIZE, "--until select", "E115 trial size-few: --until select: nothing measures quality"),
+        (
+            "m: {a: {tune.files: 1}, b: {stages: [{select: {id: prune}}, {tune: {}}]}}",
+            "--stage prune",
+            "E115 trial m-b: --stage prune: it measures no quality",
+        ),
+        (
+            "m: {a: {tune.files: 1}, b: {stages: [{tune: {id: first}}, {prune: {}}, {tune: {}}]}}",
+            "--stage tune --until prune",
+            "E111 trial m-b: --stage tune comes after --until prune",
+        ),
+    ],
+)
+def test_rows_that_would_not_count_or_are_not_measured(project, out, compress, tmp_path, text, options, says):
+    (tmp_path / "grid.yaml").write_text(text)
+    code, shown, error = compress("sweep", project, "--grid", tmp_path / "grid.yaml", *options.split(), "--out", out)
+    assert (code, shown) == (2, "") and error.startswith(says), error
+    assert not out.exists()
+
+
+def test_what_is_set_on_purpose_is_no_contradiction(project, out, tmp_path, monkeypatch):
+    """A column that counts more than rows, which are the same there; the first of the seeds; and keys below others."""
+    grid = tmp_path / "grid.yaml"
+    grid.write_text(f"{ROWS_OF_SIZE}more: {{a: {{tune.text: a}}, b: {{tune.files: 4}}}}\n")
+    plan = SweepPlan(axes_of(["task.max_length=64,128"], grid), seeds=2)
+    monkeypatch.chdir(project.parent)
+    files = "{train: train.tsv, validation: dev.tsv, text: sentence}"
+    assert len(preview_sweep(project, plan, out, overrides=["seed=1", f"task={files}"])) == 16
+
+
+def test_a_search_whose_range_ends_beyond_the_models_positions(project, out):
+    with pytest.raises(UserError, match=r"E113 trial 000_max_length-1024, .*: 1024 tokens, where the model has"):
+        sweep(project, SweepPlan(axes_of(["task.max_length=64..1024"], None), search=Search(4)), out)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(("name", "words"), [("'../../esc/x'", "esc_x-"), ("尺寸", ""), ("'-'", "")])
+def test_a_name_of_rows_leads_nowhere(project, out, compress, tmp_path, name, words):
+    (tmp_path / "grid.yaml").write_text(ROWS_OF_SIZE.replace("size", name))
+    assert compress("sweep", project, "--grid", tmp_path / "grid.yaml", "--out", out)[0] == 0
+    folders = sorted(path.parent.relative_to(out / "toy-sweep") for path in tmp_path.rglob("run.json"))
+    assert [str(folder) for folder in folders] == [f"{words}few", f"{words}many"]
+
+
+def changing(change):
+    """An engine of one process, where something changes after the first trial."""
+
+    def engine(jobs, perform):
+        for event in in_turn(jobs, perform):
+            yield event
+            if event.kind == "ended" and event.trial == "seed-0":
+                change()
+
+    return engine
+
+
+def test_trials_of_changed_data_or_models_are_not_in_the_table(project, out, tmp_path, monkeypatch):
+    data = project.parent / "train.tsv"
+    changed = go(project, out, engine=changing(lambda: data.write_text(ROWS.replace("film", "play"))))
+    assert changed.spreads[0].values == (VALUES[0], None, None)
+    assert [str(error) for error in changed.failed.values()] == [
+        f"E807 trial seed-{seed}, {data}: changed since the sweep started. Run the same command again, and do not change it "
+        "meanwhile: the other trials are of what it was before"
+        for seed in (1, 2)
+    ]
+    assert not go(project, out).failed
+    other = go(project, out, engine=changing(lambda: toys.flip_weight(project.parent / "model")))
+    assert [error.where for error in other.failed.values()] == ["trial seed-1, ./model", "trial seed-2, ./model"]
+    toys.write_model(teacher := tmp_path / "teacher")
+    toys.replace(monkeypatch, "prune", run=toy, beside=NamedInputs(models=("text",)))
+    other = go(project, out, overrides=[f"prune.text={teacher}"], engine=changing(lambda: toys.flip_weight(teacher)))
+    assert [error.where for error in other.failed.values()] == [f"trial seed-{seed}, {teacher}" for seed in (1, 2)]
+
+
+def test_targets_out_of_reach_and_workers_that_died_are_no_mistakes_in_the_input(project, out, compress, monkeypatch):
+    def beyond(config, inputs, workspace):
+        raise UserError("E520", "0.1 of the FLOPs is out of reach", "Lower the target")
+
+    def dying(jobs, perform):
+        yield from (TrialEvent("ended", job.name, outcome=died(job, "was ended by SIGKILL")) for job in jobs)
+
+    toys.replace(monkeypatch, "prune", run=beyond)
+    code, _, error = compress("sweep", project, "--over", "prune.text=x,y", "--out", out)
+    assert (code, error) == (0, "") and "text-y: 0.1 of the FLOPs" in (out / "toy-sweep" / "sweep.md").read_text()
+    code, _, error = compress("sweep", project, "--seeds", 2, "--out", out)
+    assert code == 2 and error.startswith("E520 trial seed-0"), "where nothing is compared it is a mistake"
+    result = go(project, out, engine=dying)
+    assert [error.code for error in result.failed.values()] == ["E811"] * 3
+    assert "FAILED E811 seed-0" in (result.folder / "sweep.md").read_text()
+
+
+def test_the_table_of_an_earlier_sweep_stays_until_the_next_one_has_its_own(project, out):
+    folder, said = go(project, out).folder, []
+    before = {name: (folder / name).read_bytes() for name in FILES}
+    troubles = [out / f"trouble-{seed}" for seed in (0, 1)]
+    for trouble in troubles:
+        trouble.write_text("user_error")
+    with pytest.raises(UserError, match="E501"):
+        go(project, out, runs=2, overrides=["tune.files=5"], say=said.append)
+    assert {name: (folder / name).read_bytes() for name in FILES} == before
+    assert said[-1] == f"sweep.json, sweep.md, sweep.html in {folder} are still those of an earlier sweep"
+    for trouble in troubles:
+        trouble.unlink()
+    go(project, out, runs=2, overrides=["tune.files=5"], say=said.append)
+    assert (folder / "sweep.json").read_bytes() != before["sweep.json"]
+    assert sum("earlier sweep" in line for line in said) == 1
+
+
+def test_a_sweep_is_not_written_into_the_folder_of_a_run(project, out):
+    run_pipeline(load_pipeline(project), out)
+    before = tree(out)
+    with pytest.raises(UserError, match=r"E115 .*toy: the folder of a run, and not of a sweep. Give the sweep another --name"):
+        go(project, out, name="toy")
+    assert tree(out) == before
 
 
 def test_help_and_usage(project, compress):

@@ -1,4 +1,5 @@
 """24 real trials on two workers: killed and resumed, shared stages run once, and a node that joins a cluster takes trials.
+Toy trials whose worker or node is lost.
 
 Ray runs in processes of its own: its client would reach this machine by another address than loopback.
 """
@@ -147,3 +148,67 @@ def test_a_node_that_joins_takes_trials(project, undisturbed, tmp_path):
     assert len(nodes) == 24 and len(set(nodes)) == 2, "both nodes ran trials"
     assert len(set(nodes[:3])) == 1, "the first trials were on the first node"
     assert files(out) == undisturbed and made(out, "select") == 1
+
+
+@pytest.mark.slow
+@needs_ray
+def test_a_sweep_on_ray_that_is_stopped_says_so(project, tmp_path):
+    out = tmp_path / "runs"
+    process = start(project, out, *RAY)
+    wait_for(lambda: finished(out), process, out)
+    process.terminate()
+    assert process.wait(60) == 143
+    last = (out / "said").read_text().splitlines()[-1]
+    assert re.fullmatch(r"Stopped by SIGTERM: \d+ of 24 trials are finished and kept. The same command continues.", last)
+
+
+LOSSES = """
+import os, re, signal, sys, time
+from pathlib import Path
+from ray.cluster_utils import Cluster
+from pipelines.engine.invocation import stopping
+from pipelines.sweeps.ray_engine import on_ray
+from pipelines.sweeps.trial_run import TrialJob, TrialOutcome
+
+def perform(job, console):
+    first = job.out / f"{job.name}-started"
+    if not first.exists():
+        first.touch()
+        with stopping():
+            console.print("hanging")
+            time.sleep(600)
+    return TrialOutcome()
+
+def node():
+    return cluster.add_node(num_cpus=1, include_dashboard=False)
+
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+try:
+    nodes = [node(), node()]
+    jobs = [TrialJob(name, None, Path(sys.argv[1]), "", ()) for name in ("stopped", "lost")]
+    where = {}
+    for event in on_ray(jobs, perform, workers=1, threads=1, address=cluster.address):
+        print(event.kind, event.trial, event.text, event.outcome and event.outcome.error, flush=True)
+        where |= {event.trial: event.where} if event.kind == "started" else {}
+        if event.text == "hanging" and event.trial == "stopped":
+            os.kill(int(re.search(r"process (\\d+)", where["stopped"])[1]), signal.SIGTERM)
+        if event.text == "hanging" and event.trial == "lost":
+            for lost in nodes:
+                cluster.remove_node(lost)
+            node()
+finally:
+    cluster.shutdown()
+"""
+
+
+@pytest.mark.slow
+@needs_ray
+def test_trials_outlive_their_worker_and_their_node(tmp_path):
+    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
+    script = [sys.executable, "-c", LOSSES, str(tmp_path)]
+    done = subprocess.run(script, capture_output=True, text=True, timeout=300, check=False, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = done.stdout.splitlines()
+    assert "said stopped the worker was stopped; the trial starts once more None" in said
+    assert "said lost the worker died (NodeDiedError); the trial starts once more None" in said
+    assert "ended stopped  None" in said and "ended lost  None" in said

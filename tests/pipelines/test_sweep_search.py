@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from compressor.errors import UserError, UserErrors
 from pipelines.file.config import load_pipeline
 from pipelines.sweeps.proposals import RANDOM, Tried, propose
 from pipelines.sweeps.search_ranges import Range, read_range
-from pipelines.sweeps.search_summary import SearchScore, SearchSummary, search_figure
+from pipelines.sweeps.search_summary import SearchScore, SearchSummary, search_figure, summarize_search
 from pipelines.sweeps.search_trials import RECORD, SearchTrials
 from pipelines.sweeps.sweep import _checked, sweep
 from pipelines.sweeps.sweep_files import FILES
@@ -32,6 +33,7 @@ from tests.tiny import write_pipeline
 BEST = 23
 OVER = ["tune.files=1..40", "prune.text=x,y"]
 """The toy's quality is best at so many files and the text y."""
+TASK = {"train": "train.tsv", "validation": "dev.tsv", "text": "sentence"}
 
 
 def toy(config, inputs, workspace):
@@ -341,11 +343,42 @@ def test_named_rows_are_choices_and_the_best_is_told_by_its_run(project, out, tm
     result = sweep(project, SweepPlan(axes_of([], grid), search=Search(3)), out, say=lambda text: None)
     best = result.search.best
     assert best.values["size"] == "b" and result.search.metric == "score after end"
-    assert result.search.told()[1] == f"Its pipeline is in {result.search.run}/pipeline.lock.yaml."
+    says = "No command runs it alone, because of the stages of its named row"
+    assert result.search.told()[1] == f"{says}: its pipeline is in {result.search.run}/pipeline.lock.yaml."
     assert (result.folder / result.search.run / "pipeline.lock.yaml").is_file()
     grid.write_text(yaml.safe_dump({"size": {"a": {"tune.files": 9}, "b": {"tune.files": 22}}, "prune.text": ["x", "y"]}))
     told = sweep(project, SweepPlan(axes_of([], grid), search=Search(4)), out, say=lambda text: None).search.told()[1]
     assert told == "Run it alone: compress run pipeline.yaml --set tune.files=22 --set 'prune.text=\"y\"'"
+
+
+def test_the_command_sets_what_the_best_trial_has(project, monkeypatch):
+    """Of rows that set the same key the later one counts; a top-level key comes before single keys, --set after both."""
+    monkeypatch.chdir(project.parent)
+    rows = {
+        "one": {"a": {"tune.files": 5, "task.max_length": 64}, "b": {"tune.files": 6, "task.max_length": 64}},
+        "two": {"c": {"tune.files": 20, "seed": 3}, "d": {"tune.files": 22, "seed": 4}},
+        "three": {name: {"task": {**TASK, "metric": name}, "prune.text": "y"} for name in ("accuracy", "matthews")},
+    }
+    plan = SweepPlan(Grid({axis: list(names) for axis, names in rows.items()} | {"select.text": ["s", "t"]}, rows))
+    values = {"one": "a", "two": "c", "three": "matthews", "select.text": "t"}
+    (run,) = plan.tried(1, values, load_pipeline(project, presets=plan.first))
+    outcomes = {run.name: TrialOutcome({"end": {"score": 0.5}}, main="score")}
+    overrides = ["prune.text=z"]
+    found = summarize_search(plan, [[run]], outcomes, "end", project, overrides)
+    words = shlex.split(found.command)
+    alone = load_pipeline(project, [words[place + 1] for place, word in enumerate(words) if word == "--set"])
+    trial = load_pipeline(project, [*overrides, *run.settings], run.presets)
+    assert (alone.stages, alone.task, alone.seed) == (trial.stages, trial.task, trial.seed)
+    assert [entry.config.files for entry in alone.stages if entry.id == "tune"] == [20]
+
+
+def test_data_of_a_folder_are_given_by_no_command(project, out, tmp_path):
+    for name in ("train.tsv", "dev.tsv"):
+        (tmp_path / name).write_bytes((project.parent / name).read_bytes())
+    plan = SweepPlan(axes_of(OVER, None), search=Search(2), data=tmp_path)
+    search = sweep(project, plan, out, say=lambda text: None, engine=quickly).search
+    lock = f"{search.run}/pipeline.lock.yaml"
+    assert search.told()[1] == f"No command runs it alone, because of the data of --folder: its pipeline is in {lock}."
 
 
 def test_what_is_maximized_is_the_tasks_metric(project, out):

@@ -12,7 +12,10 @@ import pytest
 from rich.console import Console
 
 from compressor.errors import UserError
+from pipelines.engine.invocation import Stopped, stopping
 from pipelines.sweeps.ray_engine import on_ray
+from pipelines.sweeps.sweep import sweep
+from pipelines.sweeps.sweep_trials import SweepPlan
 from pipelines.sweeps.trial_board import TrialBoard
 from pipelines.sweeps.trial_events import TrialEvent
 from pipelines.sweeps.trial_run import TrialJob, TrialOutcome
@@ -31,10 +34,23 @@ def toy(job: TrialJob, console: Console) -> TrialOutcome:
     if job.name == "hang":
         console.print(str(os.getpid()))
         time.sleep(600)
+    if job.name == "tidy":
+        hang_and_tidy(job, console)
     if job.name == "always" or (job.name == "once" and len(list(job.out.glob("once-*"))) == 1):
         os.kill(os.getpid(), signal.SIGKILL)
     console.print(f"tune in {os.getpid()}")
     return TrialOutcome({"tune": {"accuracy": 0.5}})
+
+
+def hang_and_tidy(job: TrialJob, console: Console) -> None:
+    """Hang as a stage does that ends its servers when it is stopped."""
+    with stopping():
+        try:
+            console.print(str(os.getpid()))
+            time.sleep(600)
+        finally:
+            time.sleep(0.1)
+            (job.out / "tidied").touch()
 
 
 def test_workers_share_the_trials_and_a_dead_one_is_replaced(tmp_path):
@@ -62,6 +78,15 @@ def test_a_sweep_that_stops_ends_its_workers(tmp_path):
         os.kill(worker, 0)
 
 
+def test_ctrl_c_stops_a_worker_once(tmp_path):
+    """The terminal sends SIGINT to the workers, too: with the sweep's own SIGTERM it would break into the orderly end."""
+    events = in_processes(jobs(tmp_path, "tidy"), toy, workers=1)
+    worker = next(int(event.text) for event in events if event.kind == "said")
+    os.kill(worker, signal.SIGINT)
+    events.close()
+    assert (tmp_path / "tidied").exists()
+
+
 def test_idle_workers_end_by_themselves(tmp_path):
     """Killed ones leave the semaphores of their progress bars, of which Python warned at the end of every sweep."""
     events = list(in_processes(jobs(tmp_path, "a", "b"), toy, workers=2))
@@ -86,12 +111,51 @@ def test_the_table_of_what_runs_where(tmp_path):
     assert "[1/2] tune  training: 40 %" in next(line for line in shown.splitlines() if "rank-4" in line)
 
 
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stop_that_an_engine_hides_is_told(project, out, number, exit_code):
+    def engine(jobs, perform):
+        yield TrialEvent("ended", next(iter(jobs)).name, "ray", outcome=TrialOutcome())
+        try:
+            signal.raise_signal(number)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt from None  # as ray.wait does
+
+    said, before = [], signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background ignore it
+    try:
+        with pytest.raises(KeyboardInterrupt) as stop:
+            sweep(project, SweepPlan(seeds=2), out, say=said.append, engine=engine)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert isinstance(stop.value, Stopped) and stop.value.exit_code == exit_code and stop.value.reported
+    assert said[-1] == f"Stopped by {number.name}: 1 of 2 trials are finished and kept. The same command continues."
+
+
+def test_a_trial_that_starts_once_more_keeps_its_number():
+    said = []
+    board = TrialBoard(3, said.append)
+    for name, where in (("a", "worker 1"), ("b", "worker 2"), ("a", "worker 1"), ("c", "worker 2")):
+        board.on(TrialEvent("started", name, where))
+    assert [line.partition(" on ")[0] for line in said] == [
+        "trial 1 of 3: a",
+        "trial 2 of 3: b",
+        "trial 1 of 3: a",
+        "trial 3 of 3: c",
+    ]
+
+
 def fake_ray(**functions) -> types.SimpleNamespace:
-    return types.SimpleNamespace(**{"init": lambda *_, **__: None, "shutdown": lambda: None, **functions})
+    exceptions = types.SimpleNamespace(RayError=OSError)
+    return types.SimpleNamespace(
+        **{"init": lambda *_, **__: None, "shutdown": lambda: None, "exceptions": exceptions, **functions}
+    )
 
 
 def refuse(*_, **__):
     raise ConnectionError("nobody is there")
+
+
+def fail():
+    raise OSError("its server is gone\nNode Id: 1")
 
 
 @pytest.mark.parametrize(
@@ -105,6 +169,7 @@ def refuse(*_, **__):
             "auto",
             "E812 a trial takes 4 CPUs, and the largest node of the cluster has 2",
         ),
+        (fake_ray(nodes=fail), "x:1", "E812 --address x:1: the cluster of Ray failed (OSError: its server is gone)"),
     ],
 )
 def test_a_ray_that_cannot_be_used(monkeypatch, tmp_path, ray, address, says):

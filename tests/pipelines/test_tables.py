@@ -11,7 +11,10 @@ from compressor.storage.bits import adapters, masked_adapters, shared_adapter
 from compressor.tasks.sources.glue import TASKS
 from compressor.tasks.task_kind import kind_for
 from pipelines.file.config import load_pipeline, recipe_files
-from pipelines.sweeps.sweep_summary import summarize
+from pipelines.sweeps.pareto import figures_of
+from pipelines.sweeps.significance import paired_difference
+from pipelines.sweeps.sweep_files import write_files
+from pipelines.sweeps.sweep_summary import Spread, summarize
 from pipelines.sweeps.sweep_trials import SweepPlan, axes_of
 from pipelines.sweeps.table_file import Grid, read_table
 from pipelines.sweeps.trial_run import TrialOutcome
@@ -170,10 +173,129 @@ def test_named_rows_in_a_grid_file(project, out, compress, tmp_path, monkeypatch
     assert compress("sweep", project, "--grid", tmp_path / "grid.yaml", "--out", out)[2].startswith("E120 ")
 
 
+SIZES = {"few": {"tune.files": 1}, "many": {"tune.files": 9}}
+COLUMNS = {"one": {"task.metric": "accuracy"}, "two": {"task.metric": "matthews"}}
+RUNS = {1: {"seed": 6, "trainings.learning_rate": 1e-4}, 2: {"seed": 7, "trainings.learning_rate": 3e-4}}
+
+
+def plan_of(seeds=2, **axes):
+    """A table of named rows, and of plain keys where an axis is a list."""
+    named = {axis: rows for axis, rows in axes.items() if isinstance(rows, dict)}
+    return SweepPlan(Grid({axis: list(rows) for axis, rows in axes.items()}, named), seeds=seeds)
+
+
+def summary_of(plan, folder, score, falls=lambda values: False):
+    """The result of trials that have such scores, and a cost of their size."""
+    trials = plan.trials(types.SimpleNamespace(seed=0))
+    outcomes = {
+        trial.name: TrialOutcome(
+            {"end": {"score": score(trial.values)}},
+            {"bytes": 9.0 if trial.values.get("size") == "many" else 1.0},
+            main="score",
+            falls=falls(trial.values),
+        )
+        for trial in trials
+    }
+    return trials, summarize(folder, plan, trials, outcomes, ["end"])
+
+
+@pytest.mark.parametrize(
+    ("axes", "compared"),
+    [
+        ({"size": SIZES, "text": ["x", "y"]}, {"few x/few y", "many x/many y", "few x/many x", "few y/many y"}),
+        (
+            {"size": SIZES, "keep": {"a": {"tune.x": 1}, "b": {"tune.x": 2}}},
+            {"few a/few b", "many a/many b", "few a/many a", "few b/many b"},
+        ),
+        ({"task": COLUMNS, "size": SIZES}, {"one few/one many", "two few/two many"}),
+        (
+            {"size": SIZES, "tasks": {"one": {"tasks.a": {}}, "two": {"tasks.a.validation": "v"}}},
+            {"few one/many one", "few two/many two"},
+        ),
+        ({"file": {"a": {"task.train": "a.tsv"}, "b": {"task.train": "b.tsv"}}}, {"a/b"}),
+        ({"size": ["few", "many"], "task.metric": ["f1", "ter"]}, {"few f1/many f1", "few ter/many ter"}),
+    ],
+)
+def test_everything_but_tasks_is_compared(tmp_path, axes, compared):
+    """Whatever is named, and wherever it stands: training rows are no other task, validation rows are."""
+    found = summary_of(plan_of(**axes), tmp_path, lambda values: 0.5)[1].comparisons
+    assert {f"{' '.join(row.first)}/{' '.join(row.second)}" for row in found} == compared and len(found) == len(compared)
+
+
+def test_a_plot_is_of_a_task_and_in_its_own_direction(tmp_path):
+    """Many files are better in both columns: their score rises in one, and falls in the other."""
+    score = {"few": {"one": 0.5, "two": 0.5}, "many": {"one": 0.9, "two": 0.3}}
+    plan = plan_of(size=SIZES, task=COLUMNS)
+    _, result = summary_of(plan, tmp_path, lambda at: score[at["size"]][at["task"]], lambda at: at["task"] == "two")
+    assert [
+        (figure.data[0]["text"], f"{way} is good" in figure.caption)
+        for figure, way in zip(figures_of(result), ("high", "low"), strict=True)
+    ] == [
+        (["few, one", "many, one"], True),
+        (["few, two", "many, two"], True),
+    ]
+    _, one = summary_of(plan_of(size=SIZES, text=["x", "y"]), tmp_path, lambda at: 0.5 + (at["size"] == "many"))
+    (figure,) = figures_of(one)
+    assert {text for trace in figure.data for text in trace["text"]} == {"few, x", "few, y", "many, x", "many, y"}
+
+
+def test_named_runs_repeat_a_setting(tmp_path):
+    """As in ID3's tables, where each of four runs has its seed and rate: mean, deviation and pairs are over them."""
+    scores = {("few", 1): 0.5, ("few", 2): 0.7, ("many", 1): 0.6, ("many", 2): 0.9}
+    plan = plan_of(seeds=None, size=SIZES, task=COLUMNS, run=RUNS)
+    trials, result = summary_of(plan, tmp_path, lambda at: scores[at["size"], at["run"]])
+    assert result.titles == ("size", "task") and result.repetitions == ("run",)
+    assert [row.values for row in result.spreads] == [(0.5, 0.7)] * 2 + [(0.6, 0.9)] * 2
+    assert [(row.first, row.second, row.difference.pairs) for row in result.comparisons] == [
+        (("few", task), ("many", task), 2) for task in ("one", "two")
+    ]
+    write_files(result, {"pipeline": "table"}, plan, trials)
+    text = (tmp_path / "sweep.md").read_text()
+    assert "| size | one | two |" in text and "| few | 0.6000 ± 0.1414 (2) | 0.6000 ± 0.1414 (2) |" in text
+    assert json.loads((tmp_path / "sweep.json").read_text())["repetitions"] == ["run"]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        {name: {**row, "seed": 6} for name, row in RUNS.items()},
+        {name: {**row, "tune.files": 3} for name, row in RUNS.items()},
+        {1: {"seed": 1}, 2: {"trainings.learning_rate": 0.1}},
+    ],
+)
+def test_rows_that_set_more_than_a_seed_of_their_own_are_settings(tmp_path, rows):
+    assert summary_of(plan_of(seeds=None, run=rows), tmp_path, lambda at: 0.5)[1].titles == ("run",)
+
+
+@pytest.mark.parametrize("name", ["id3_table1", "id3_table4", "id3_figure5"])
+def test_the_runs_of_id3_are_no_columns(name, tmp_path):
+    (path,) = [path for path in TABLES if path.stem == name]
+    result = summary_of(SweepPlan(read_table(path, "paper")), tmp_path, lambda at: 0.5)[1]
+    assert "run" not in result.titles and {row.runs for row in result.spreads} == {4} and result.comparisons
+
+
+def test_any_text_is_one_cell_of_a_table(tmp_path):
+    plan = plan_of(text=["a\nb|c", "d\\"])
+    trials, result = summary_of(plan, tmp_path, lambda at: 0.5)
+    write_files(result, {"pipeline": "table"}, plan, trials)
+    rows = [line for line in (tmp_path / "sweep.md").read_text().splitlines() if "| end | score |" in line]
+    assert [row.partition(" | end")[0] for row in rows] == [r"| a<br>b\|c", "| d\\\\"]
+
+
+def test_a_run_without_a_figure_has_its_place_among_the_others():
+    assert Spread("end", "f1", ("a",), 2, 0.4, 0.2, 0.2, 0.6, (None, 0.2, 0.6)).cells()[-1] == "none 0.2000 0.6000"
+
+
+def test_a_difference_of_one_row_in_every_pair_is_not_shown_by_its_rounding():
+    before, after = ([(right + more) / 40430 for right in (30001, 31002, 32003)] for more in (0, 1))
+    assert paired_difference(before, after).verdict == "the same difference in every pair"
+    assert paired_difference((0.3, 0.6), (0.1 + 0.2, 0.6)).verdict == "equal in every pair"
+    assert paired_difference((0.5, 0.5, 0.5), (0.5, 0.5 + 1e-9, 0.5)).verdict == "not shown"
+
+
 @pytest.mark.parametrize(("stage", "mains"), [("end", ["score"] * 2), ("tune", ["accuracy", "matthews"])])
 def test_rows_are_compared_by_each_columns_metric_at_a_named_stage_too(tmp_path, stage, mains):
-    named = {"size": {"few": {"tune.files": 1}, "many": {"tune.files": 9}}, "task": {"one": {"seed": 1}, "two": {"seed": 2}}}
-    plan = SweepPlan(Grid({axis: list(names) for axis, names in named.items()}, named), seeds=2)
+    plan = plan_of(size=SIZES, task=COLUMNS)
     trials = plan.trials(types.SimpleNamespace(seed=0))
     outcomes = {
         trial.name: TrialOutcome({stage: {main: 0.5 + place / 10, "accuracy": 0.1}}, main=main)
