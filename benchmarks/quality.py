@@ -39,6 +39,7 @@ from benchmarks.record import Record, plain, spread
 from compressor.digests import sha256_of
 from compressor.models.hub import resolve
 from compressor.tasks.task_kind import Metric, kind_of
+from export.latency.core_time import BUSY
 from pipelines.engine.environment import machine
 from pipelines.engine.stage import Artifact
 from pipelines.stages.prune.config import STAGE
@@ -206,6 +207,7 @@ class Grid:
             "dense": self.quality(artifacts["further"]),
             "quality": self.quality([*made.values()][-1]),
             "measured": target["measured"],
+            "waited": target["waited"],
             "seconds": round(time.monotonic() - start, 1),
         }
 
@@ -289,11 +291,21 @@ class Results:
     def mean(self, cell: Cell, key: str) -> float:
         return statistics.fmean(found[key] for found in self.cells[cell].values())
 
+    def speed(self, cell: Cell) -> float:
+        """Mean measured speed-up: of the seeds whose models were timed at rest, where there are any."""
+        made = self.cells[cell].values()
+        return statistics.fmean(found["measured"] for found in [*filter(_at_rest, made)] or made)
+
+    @property
+    def disturbed(self) -> int:
+        """How many models were timed beside other work."""
+        return sum(not _at_rest(found) for made in self.cells.values() for found in made.values())
+
     def lines(self) -> dict[str, list[tuple[float, float]]]:
         """(measured speed-up, mean difference from the control) of every arm."""
         lines: dict[str, list[tuple[float, float]]] = {}
         for cell in self.cells:
-            lines.setdefault(cell.arm, []).append((self.mean(cell, "measured"), statistics.fmean(self.against(cell))))
+            lines.setdefault(cell.arm, []).append((self.speed(cell), statistics.fmean(self.against(cell))))
         return lines
 
 
@@ -316,10 +328,21 @@ def table(results: Results) -> Iterator[str]:
                 found["quality"] - control["quality"] for seed, found in made.items() if (control := grid.taught_control(seed))
             ]
             against += f" (with that teacher, too: {spread(taught, '+')})" if taught else ""
-        speed, minutes = results.mean(cell, "measured"), results.mean(cell, "seconds") / 60
+        speed, minutes = results.speed(cell), results.mean(cell, "seconds") / 60
         shown = (f"{cell.speedup:g}x", f"{speed:.2f}x", cell.arm, spread([found["quality"] for found in made.values()]))
         yield f"| {' | '.join((*shown, against, str(len(made)), f'{minutes:.1f}'))} |"
     yield ""
+    if results.disturbed:
+        waiting = (
+            f"{results.disturbed} models were timed while their processes waited for a core {BUSY:.0%} of the time or more"
+        )
+        yield f"{waiting} (other work): *measured* is the mean of the others, where a row has any."
+        yield ""
+
+
+def _at_rest(figures: dict) -> bool:
+    """Whether a model was timed without much other work; records from before do not say so."""
+    return figures.get("waited", 0.0) < BUSY
 
 
 def seeds_of(given: str) -> list[int]:

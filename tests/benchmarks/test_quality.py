@@ -114,6 +114,16 @@ def test_table_and_picture_are_of_what_is_recorded(tmp_path):
         "| 3x | 3.00x | labels | 84.0 | -2.0 | 1 | 1.0 |",
     ]
     assert results.lines() == {"labels": [(2.05, -0.5), (3.0, -2.0)]}
+    assert not any("other work" in line for line in lines)
+    for name in ("sst2-2x-labels-1", "sst2-3x-labels-0"):  # timed beside other work: a figure only where there is no other
+        runs[name]["waited"] = 0.4
+    disturbed = quality.Results(
+        grid,
+        results.controls,
+        {cell: {n: runs[f"sst2-{cell.speedup:g}x-labels-{n}"] for n in made} for cell, made in results.cells.items()},
+    )
+    assert disturbed.lines() == {"labels": [(2.0, -0.5), (3.0, -2.0)]}
+    assert any(line.startswith("2 models were timed while") for line in quality.table(disturbed))
     drawn = list(ElementTree.fromstring(picture(results.lines(), "accuracy")).iter("{http://www.w3.org/2000/svg}text"))
     assert {"labels", "control", "2x", "3x"} <= {one.text for one in drawn}
     assert all(0 < float(one.get("y")) < HEIGHT and 0 < float(one.get("x")) < WIDTH for one in drawn)
