@@ -298,8 +298,9 @@ class Results:
 
     @property
     def disturbed(self) -> int:
-        """How many models were timed beside other work."""
-        return sum(not _at_rest(found) for made in self.cells.values() for found in made.values())
+        """How many models were timed beside other work; arms that cut alike share one."""
+        cells = [(cell.speedup, found) for cell, made in self.cells.items() for found in made.values()]
+        return len({(speedup, found["measured"]) for speedup, found in cells if not _at_rest(found)})
 
     def lines(self) -> dict[str, list[tuple[float, float]]]:
         """(measured speed-up, mean difference from the control) of every arm."""

@@ -414,11 +414,11 @@ PARAMETERS = [pytest.param(fault, id=fault.make.__name__, marks=[pytest.mark.slo
 
 
 @pytest.mark.slow
-def test_the_run_without_a_fault_passes(finished):
-    before = {file: (file.stat().st_mtime_ns, file.read_bytes()) for file in finished.out.rglob("*") if file.is_file()}
-    checks = verify(finished.out / "tiny")
+def test_the_run_without_a_fault_passes(run):
+    before = {file: (file.stat().st_mtime_ns, file.read_bytes()) for file in run.out.rglob("*") if file.is_file()}
+    checks = verify(run.folder)
     assert not [check for check in checks if not check.passed]
-    assert {file: (file.stat().st_mtime_ns, file.read_bytes()) for file in finished.out.rglob("*") if file.is_file()} == before
+    assert {file: (file.stat().st_mtime_ns, file.read_bytes()) for file in run.out.rglob("*") if file.is_file()} == before
     hops = [check.hop for check in checks if check.parity]
     both = [f"{name} -> {kind}" for name in ("compressed", "dense") for kind in ("onnx", "fused", "int8")]
     assert hops == ["masked -> removed", "deltas -> merged", *both, "served", "served, texts"]
