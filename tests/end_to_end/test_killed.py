@@ -1,7 +1,6 @@
 """SIGKILL at seeded moments of a run of real stages: started again, the artifacts are those of an untouched run."""
 
 import hashlib
-import os
 import signal
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.end_to_end.conftest import ENVIRONMENT
 from tests.tiny import EVERYTHING, STAGES, write_pipeline
 
 # torch is imported once and every attempt is a fork: what is killed is the run, not ten imports
@@ -53,9 +53,8 @@ RUNNER = textwrap.dedent(
 
 def run(path: Path, out: Path, moments: int) -> str:
     """`moments` attempts that are killed, then one that may finish; returns what was said about their exit codes."""
-    environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-c", RUNNER, str(path), str(out), str(moments)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=400, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=400, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stderr
 
