@@ -12,7 +12,7 @@ from pathlib import Path
 from torch import nn
 
 from compressor.compression import compression_of
-from compressor.models.row_file import row_entry
+from compressor.models.hub import class_facts
 from compressor.storage.delta_file import changes_of, save
 from compressor.storage.layout import SECTIONS
 
@@ -29,7 +29,7 @@ def write_tasks(
     E312 if the changes of the model cannot be stored as deltas.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    facts = {"base": base, "base_sha256": base_sha256, **row_entry(model.config.model_type)}
+    facts = {"base": base, "base_sha256": base_sha256, **class_facts(model)}
     changes, tensors = changes_of(model)
     common, masks = {section: entries for section, entries in changes.items() if section != "tasks"}, "tasks" in changes
     sha256 = save(folder / SHARED, {**facts, "labels": []}, common, _of_tasks(tensors, False), None)

@@ -118,7 +118,7 @@ class TaskKind:
       it is about; [] where nothing is refused;
     - `names_classes`: whether a cell of the label column is a class, of which all must be written alike (E235);
     - `augments`: whether a text with other words is still a row of the kind: it holds no marks, and no label belongs to a word;
-    - `shares_base`: whether a model of several `tasks` may have one of this kind;
+    - `shares_base`: whether a model of several `tasks` may have one of this kind, beside others of the same `auto_class`;
     - `metrics`: the first is the one for checks, intervals and reports, unless a task chooses another;
     - `further`: metrics that are measured, too, where a task chooses its metric: all are made of `metric_inputs`, but those
       of generated texts;

@@ -1,4 +1,5 @@
-"""Many tasks on one base (ProPETL section 3.4): batches of one task each, a head per task, masks that tasks share.
+"""Many tasks on one base (ProPETL section 3.4): batches of one task each, a head per task (of tasks that
+generate the pretrained one), masks that tasks share.
 
 `join_heads` makes one model of several tasks; `compressor.methods.apply` then gives each task its mask.
 `model.compression.tasks`, and the keyword `task` of the model's forward, select the active task. Such a model is trained on a
@@ -25,6 +26,7 @@ from compressor.deltas.sources import FixedMasks, Masked, Scores
 from compressor.models.hub import head_names, weightless_model
 from compressor.tasks import TaskConfig
 from compressor.tasks.reading import read_task
+from compressor.tasks.task_kind import kind_of
 from compressor.training.trainer import TrainingRows
 
 
@@ -122,7 +124,8 @@ class TaskScores(nn.Module):
 
 
 def join_heads(models: Iterable[tuple[str, nn.Module]]) -> nn.Module:
-    """Join the heads of (task, model) pairs on one base into one model: the first, changed in place.
+    """Join the heads of (task, model) pairs on one base into one model: the first, changed in place. Models that generate have
+    none but the pretrained one, which all tasks use.
 
     Its forward takes a keyword `task`, the number of the task that is active from then on; `model.compression.tasks` names
     them.
@@ -179,7 +182,10 @@ def trained_parts(model: nn.Module) -> dict[str, int]:
 def start_plan(base_folder: Path, tasks: Mapping[str, TaskConfig]) -> Plan:
     """`Plan.start` for many tasks: every head is stored, and each row uses one of them."""
 
-    models = {name: weightless_model(base_folder, read_task(task).label_names) for name, task in tasks.items()}
+    models = {
+        name: weightless_model(base_folder, read_task(task).label_names, kind_of(task.kind).auto_class)
+        for name, task in tasks.items()
+    }
     head_macs = max(shape_of(model).head_macs for model in models.values())
     model = join_heads(models.items())
     shape = replace(shape_of(model), head_macs=head_macs)

@@ -14,7 +14,7 @@ from compressor.models.row_file import row_entry
 from pipelines.engine.attempt import error_record, write_attempt
 from pipelines.engine.invocation import Run
 from pipelines.engine.lockfile import LOCK_FILE
-from pipelines.engine.stage import TASKS
+from pipelines.engine.stage import TASKS, TEXTS
 from pipelines.engine.stage_inputs import by_key
 from pipelines.engine.store import digest, replace_files
 from pipelines.file.config import without_id
@@ -56,7 +56,8 @@ def publish_results(run: Run) -> None:
         folder.mkdir(exist_ok=True)
     contents = {place: path.read_bytes() for place, path in results.items()}
     replace_files({**contents, run.folder / LOCK_FILE: _lock_file(run)})
-    for earlier in [*(run.folder / name for name in REPORTS), *run.folder.glob(f"{TASKS}/*.safetensors")]:
+    of_tasks = (path for pattern in ("*.safetensors", f"*.{TEXTS}") for path in (run.folder / TASKS).glob(pattern))
+    for earlier in [*(run.folder / name for name in REPORTS), *of_tasks]:
         if earlier not in results:
             earlier.unlink(missing_ok=True)
 

@@ -8,7 +8,7 @@ import logging
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
@@ -26,6 +26,9 @@ STAGE_NAMES = ("select", "tune", "prune", "recover", "merge", "export", "deploy"
 
 TASKS = "tasks"
 """Folder of an artifact, and of a run, with the files of many tasks."""
+
+TEXTS = "generated.jsonl"
+"""File of an artifact with the texts that its model generated, one line a prompt; of many tasks TASKS/NAME.generated.jsonl."""
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
 """Names of pipelines and ids of stages: safe as a file's name everywhere."""
@@ -149,6 +152,10 @@ class Inputs:
     require_unchanged: Callable[[], None] = lambda: None
     """Raises UserError E807 if the data or a model changed since the run began. A stage calls it after reading them and
     before it writes to `Workspace.unfinished`."""
+
+    def of_task(self, name: str) -> Inputs:
+        """These inputs with one of the `tasks` as the task."""
+        return replace(self, task=self.tasks[name])
 
     def nearest(self, kind: str) -> Artifact | None:
         """The nearest earlier artifact of a kind, or None."""

@@ -51,7 +51,22 @@ def task_faults(source: YamlSource, task: TaskConfig | None, tasks: Mapping[str,
             kind_for(one)
         except UserError as error:
             yield UserError(error.code, error.what, error.fix, source.where((*path, error.key)))
-    for name, one in (tasks or {}).items():
-        if not kind_of(one.kind).shares_base:
-            what = f"a task of kind {one.kind} cannot share a base with others yet"
-            yield UserError("E118", what, "Use a separate pipeline with `task` for it", source.where(("tasks", name, "kind")))
+    yield from _faults_together(source, tasks or {})
+
+
+def _faults_together(source: YamlSource, tasks: Mapping[str, TaskConfig]) -> Iterator[UserError]:
+    """Faults of tasks beside one another: kinds that share no base, or not with the first task's, and a main metric that
+    cannot be averaged with others."""
+    first = next(iter(tasks.values()), None)
+    fix = "Use a separate pipeline with `task` for it"
+    for name, one in tasks.items():
+        kind, place = kind_of(one.kind), source.where(("tasks", name, "kind"))
+        if not kind.shares_base:
+            yield UserError("E118", f"a task of kind {one.kind} cannot share a base with others yet", fix, place)
+        elif kind.auto_class != kind_of(first.kind).auto_class:
+            what = f"a task of kind {one.kind} needs another model than one of kind {first.kind}: they cannot share a base"
+            yield UserError("E118", what, fix, place)
+        if one.metric in {metric.key for metric in kind.choices if metric.falls}:
+            what = f"{one.metric} falls when a model improves, and the mean of several tasks' metrics is to rise"
+            fix_metric = "Choose another metric: it is measured all the same"
+            yield UserError("E119", what, fix_metric, source.where(("tasks", name, "metric")))

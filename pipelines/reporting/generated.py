@@ -7,10 +7,10 @@ from typing import Any
 
 from compressor.tasks.decoding.text_metrics import TEXT_METRICS
 from compressor.tasks.decoding.text_quality import change, read_statistics
-from pipelines.engine.stage import Artifact, Inputs
+from pipelines.engine.stage import TEXTS, Artifact, Inputs
 from pipelines.reporting.format import verdict
 from pipelines.reporting.report_table import Column, ReportTable, made, text
-from pipelines.stages.generated_texts import TEXTS, value_in_words
+from pipelines.stages.generated_texts import value_in_words
 
 Record = dict[str, Any]
 

@@ -13,7 +13,6 @@ from compressor.checkpoint import load, load_state, save_state
 from compressor.compression import compression_of
 from compressor.pruning.surgery import kept_of
 from compressor.pruning.weights import densities_apart
-from compressor.tasks import TaskConfig
 from compressor.tasks.data import Data, MetricInputs, TokenRows, read_data, read_test_rows
 from compressor.tasks.features import Forward, metric_inputs_of, predict, torch_forward
 from compressor.tasks.task_kind import kind_recorded
@@ -24,9 +23,9 @@ PARITY_ROWS = 256
 """Validation rows that a parity check compares: the longest and the shortest are among them."""
 
 
-def load_data(inputs: Inputs, config: TaskConfig | None = None) -> Data:
-    """Read and tokenize the files of the task (or of `config`, one of many) with the base model's tokenizer."""
-    return read_data(inputs.base.folder, config or inputs.task)
+def load_data(inputs: Inputs) -> Data:
+    """Read and tokenize the files of the task with the base model's tokenizer."""
+    return read_data(inputs.base.folder, inputs.task)
 
 
 def load_model(artifact: Artifact, base: BaseModelReference, seed: int = 0) -> nn.Module:
@@ -74,15 +73,12 @@ def judge_rows(
     return MetricInputs(*arrays, rows.kind)
 
 
-def score_tests(
-    model: nn.Module, inputs: Inputs, data: Data, workspace: Workspace, config: TaskConfig | None = None
-) -> dict[str, dict[str, Any]]:
-    """{"tests": name -> quality} on the files of the task (or of `config`, one of many) that are only scored; {} if it has
-    none. Their results are recorded and choose nothing."""
-    config = config or inputs.task
-    if not config.tests:
+def score_tests(model: nn.Module, inputs: Inputs, data: Data, workspace: Workspace) -> dict[str, dict[str, Any]]:
+    """{"tests": name -> quality} on the files of the task that are only scored; {} if it has none. Their results are recorded
+    and choose nothing."""
+    if not inputs.task.tests:
         return {}
-    rows = read_test_rows(inputs.base.folder, config, data.label_names)
+    rows = read_test_rows(inputs.base.folder, inputs.task, data.label_names)
     return {"tests": {name: quality_of(model, of, inputs, data, workspace, f"scoring {name}") for name, of in rows.items()}}
 
 

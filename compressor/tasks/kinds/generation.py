@@ -158,6 +158,7 @@ KIND = TaskKind(
     ),
     agreement=Agreement(labels_agree, "tokens agree", "tokens agree on", two_errors, decided_labels_agree),
     predicted_labels=lambda logits: logits.argmax(axis=1),
+    shares_base=True,
     prediction=prediction,
     auto_class=GENERATES,
     # one flipped prediction has no fixed effect on a likelihood

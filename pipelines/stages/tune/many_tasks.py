@@ -15,7 +15,8 @@ from compressor.training.moved_weights import as_deltas, trained_weights
 from compressor.training.multitask import Mixture, join_heads, probabilities, trained_parts
 from compressor.training.processes import helping
 from compressor.training.trainer import train
-from pipelines.engine.stage import TASKS, Inputs, Workspace
+from pipelines.engine.stage import TASKS, TEXTS, Inputs, Workspace
+from pipelines.stages.generated_texts import with_texts
 from pipelines.stages.loading import judge_rows, load_data, score_tests
 from pipelines.stages.training_verdicts import verdicts
 from pipelines.stages.trainings import load_options, rows_of, schedule_of, settings_of, stepping, together, with_start
@@ -26,11 +27,16 @@ TEMPERATURE = 10.0
 
 
 def tune_tasks(config: TuneConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
-    """Train one model with a head for every task of `inputs.tasks`, write the task files, and measure each stored task."""
-    data = {name: load_data(inputs, task) for name, task in inputs.tasks.items()}
+    """Train one model for all of `inputs.tasks`, write the task files, and measure each stored task.
+
+    Each task has a head of its own; those that generate use the pretrained one.
+    """
+    data = {name: load_data(inputs.of_task(name)) for name in inputs.tasks}
     pad_id = next(iter(data.values())).pad_id
     row, temperature = method(config.method), config.temperature or TEMPERATURE
-    built = ((name, build(inputs.base.folder, task.label_names, inputs.seed)) for name, task in data.items())
+    built = (
+        (name, build(inputs.base.folder, task.label_names, inputs.seed, task.kind.auto_class)) for name, task in data.items()
+    )
     model = join_heads((name, with_start(model, inputs.tasks[name], data[name])) for name, model in built)
     options = config.of_tasks(load_options(config, inputs, group="1"), len(data))
     apply(model, row.name, options)
@@ -77,14 +83,15 @@ def measure(
         judged = {"quality": metric_inputs.quality, "constant": task.kind.constant(task.validation.labels.tolist())}
         for verdict in verdicts(task.kind, judged):
             workspace.say(f"{name}: {verdict}")
+        published, of_task = {"quality": metric_inputs.quality}, inputs.of_task(name)
         rows.append(
             {
                 "task": name,
                 "file": f"{TASKS}/{files[name].name}",
                 "bytes": files[name].stat().st_size,
                 "metric": task.kind.metric.key,
-                "quality": metric_inputs.quality,
-                **score_tests(model, inputs, task, workspace, inputs.tasks[name]),
+                **with_texts(published, model, of_task, task, workspace, f"{TASKS}/{name}.{TEXTS}"),
+                **score_tests(model, of_task, task, workspace),
                 "labels": task.label_names,
                 "rows": len(task.train),
                 "probability": float(share),
