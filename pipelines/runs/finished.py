@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,13 +76,13 @@ class FinishedRun:
         return artifact
 
     @contextlib.contextmanager
-    def in_use(self) -> Iterator[None]:
-        """Until its end no other process replaces its artifacts: `--force` in another run waits.
+    def in_use(self, kinds: Collection[str] = ()) -> Iterator[None]:
+        """Until its end no other process replaces its artifacts (of some `kinds`, or all): `--force` in another run waits.
 
         Nothing is held in a store that this user cannot write.
         """
         with contextlib.ExitStack() as uses:
-            for stage in self.lock["stages"]:
+            for stage in (stage for stage in self.lock["stages"] if not kinds or stage["kind"] in kinds):
                 with contextlib.suppress(OSError):
                     uses.enter_context(self.store.in_use(stage["stage"], stage["fingerprint"]))
             yield

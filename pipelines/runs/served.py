@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +11,8 @@ from compressor.errors import UserError
 from pipelines.runs.finished import open_run
 from serving.repository import model_names
 from serving.running import log_folder
+
+REPOSITORY = "repository"
 
 
 @dataclass(frozen=True)
@@ -31,13 +35,24 @@ def find_repository(run: Path, *, empty: bool = False) -> Served:
     With `empty` an empty folder is a repository, too: models come to it later. Raises UserError E805 (no run, or nothing
     deployed) and E803 (damaged).
     """
-    if model_names(run) or (empty and run.is_dir() and not any(run.iterdir())):
+    if _is_repository(run, empty):
         return Served(run, log_folder())
     finished = open_run(run)
-    stage = next((stage for stage in reversed(finished.lock["stages"]) if stage["kind"] == "repository"), None)
+    stage = next((stage for stage in reversed(finished.lock["stages"]) if stage["kind"] == REPOSITORY), None)
     if stage is None:
         raise UserError("E805", "this run has deployed nothing", "Run its deploy stage first", str(run))
     artifact = finished.verify(stage)
     text = (finished.lock.get("task") or {}).get("text")
     pairs = isinstance(text, list) and len(text) == 2
     return Served(artifact.folder / "repository", run / "logs", pairs, finished.outdated, run)
+
+
+@contextlib.contextmanager
+def repository_in_use(run: Path, *, empty: bool = False) -> Iterator[Served]:
+    """`find_repository`, for whoever reads its files: until the end `--force` in another run does not replace them."""
+    with contextlib.nullcontext() if _is_repository(run, empty) else open_run(run).in_use([REPOSITORY]):
+        yield find_repository(run, empty=empty)
+
+
+def _is_repository(folder: Path, empty: bool) -> bool:
+    return bool(model_names(folder)) or (empty and folder.is_dir() and not any(folder.iterdir()))

@@ -14,6 +14,7 @@ from pipelines.engine.runner import run_pipeline
 from pipelines.engine.store import Locked, Store, shared_lock
 from pipelines.file.config import load_pipeline
 from pipelines.runs.finished import FinishedRun, open_run
+from pipelines.runs.served import repository_in_use
 from pipelines.runs.verify import verify
 from pipelines.sweeps.sweep import sweep
 from pipelines.sweeps.sweep_trials import SweepPlan
@@ -266,6 +267,22 @@ def test_what_is_verified_is_not_replaced_meanwhile(project, out, monkeypatch):
     monkeypatch.setattr(Store, "in_use", lambda *_: shared_lock(out / "no_folder" / "file"))
     with run.in_use():
         replace()
+
+
+def test_what_is_served_or_deployed_is_not_replaced_while_it_is_read(project, out, monkeypatch):
+    toys.replace(monkeypatch, "report", produces="repository")
+    run = open_run(go(project, out).folder)
+    row = run.lock["stages"][-1]
+
+    def replace() -> None:
+        with run.store.making(row["stage"], row["fingerprint"], lambda pid: None) as work:
+            run.store.publish(work, row["stage"], row["fingerprint"], row["kind"], {})
+
+    with repository_in_use(run.folder) as served:
+        assert served.run == run.folder
+        with pytest.raises(Locked):
+            replace()
+    replace()
 
 
 def test_a_sweep_tells_failed_checks_behind_its_table(project, out, monkeypatch):

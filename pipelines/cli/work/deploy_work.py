@@ -11,7 +11,7 @@ import click
 from compressor.errors import UserError
 from pipelines.cli.given import require_unused
 from pipelines.cli.shown import note
-from pipelines.runs.served import find_repository
+from pipelines.runs.served import repository_in_use
 from serving.deployment.manifests import check_compose, check_kserve, write_compose, write_kserve
 from serving.deployment.publish import State, deploy, roll_back, status
 from serving.deployment.source import Options
@@ -56,20 +56,17 @@ def run(
         states = status(Target.at(to, create=False), control)
         click.echo(json.dumps([state.to_json() for state in states], indent=1) if as_json else table(states))
         return
-    served = find_repository(run)
-    note(served.outdated)
-    names = model_names(served.repository)
-    files = [(kserve, check_kserve, write_kserve), (compose, check_compose, write_compose)]
-    for path, check, _ in files:
-        if path is not None:
-            check(path, to, names)
-    target = Target.at(to, create=not rollback)
-    if rollback:
-        done = roll_back(names, target, control, options)
-    else:
-        done = deploy(served.repository, target, control, options)
-        if control is None:
-            say(f"no --url: a server that polls {to} loads it; others load it by /v2/repository/models/NAME/load")
+    with repository_in_use(run) as served:
+        note(served.outdated)
+        names = model_names(served.repository)
+        files = [(kserve, check_kserve, write_kserve), (compose, check_compose, write_compose)]
+        for path, check, _ in files:
+            if path is not None:
+                check(path, to, names)
+        target = Target.at(to, create=not rollback)
+        done = roll_back(names, target, control, options) if rollback else deploy(served.repository, target, control, options)
+    if control is None and not rollback:
+        say(f"no --url: a server that polls {to} loads it; others load it by /v2/repository/models/NAME/load")
     for path, _, write in files:
         if path is not None:
             left_out = sorted(set(names) - set(write(path, to, names)))

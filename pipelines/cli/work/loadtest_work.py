@@ -20,7 +20,7 @@ from pipelines.loadtest.load_page import to_page
 from pipelines.loadtest.load_table import COLUMNS, level_rows, notes
 from pipelines.loadtest.request_rows import traffic_of
 from pipelines.reporting.format import human_seconds
-from pipelines.runs.served import find_repository
+from pipelines.runs.served import repository_in_use
 from pipelines.terminal.console_table import table
 from serving.client import Client
 from serving.clients.address import Address
@@ -77,10 +77,11 @@ def server_of(target: str, options: dict[str, Any]) -> Iterator[Served]:
         with Client(url, ca=options["ca"], token=options["token"]) as client:
             yield Served(client, client.address, run)
         return
-    folder = Path(target)
-    found = find_repository(folder)
-    note(found.outdated)
-    with EmbeddedServer(found.repository, log_path=found.logs / "loadtest.log") as server, Client(server.url) as client:
+    with contextlib.ExitStack() as opened:
+        found = opened.enter_context(repository_in_use(Path(target)))
+        note(found.outdated)
+        server = opened.enter_context(EmbeddedServer(found.repository, log_path=found.logs / "loadtest.log"))
+        client = opened.enter_context(Client(server.url))
         protocol = protocol or client.address.protocol
         yield Served(client, replace(client.address, protocol=protocol, port=server.ports[protocol]), run or found.run)
 

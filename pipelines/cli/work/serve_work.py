@@ -12,7 +12,7 @@ import click
 
 from compressor.errors import UserError
 from pipelines.cli.shown import note
-from pipelines.runs.served import Served, find_repository
+from pipelines.runs.served import Served, repository_in_use
 from serving.front.__main__ import keys_in
 from serving.front.front_process import FrontProcess
 from serving.guard.model_control import read_token
@@ -38,21 +38,23 @@ def serve(
         raise UserError("E765", "--keys are those of the HTTP front", "Give --http-front PORT, too")
     keys_in(keys)  # a front that cannot read them would end again and again
     token = read_token(token_file) if token_file else None
-    served = find_repository(run, empty=model_control)
-    note(served.outdated)
     options = {"max_body": max_body << 20, "token": token, "exit_seconds": drain, **ports}
     adopt_orphans()
-    with _terminable(), _stopped(EmbeddedServer(served.repository, log_path=new_log(served.logs), **options)) as server:
-        with contextlib.suppress(KeyboardInterrupt):
-            server.start()
-            _show(server, served)
-            with _fronted(server, http_front, keys) as keep:
-                watch(server, note, keep)
-        if server.guard is not None:
-            server.refuse()
-            click.echo("answering the requests in flight; Ctrl-C stops at once")
-            if not server.drained(drain):
-                note(f"some requests were not answered within {drain:g} s")
+    with _terminable(), contextlib.ExitStack() as starting:
+        served = starting.enter_context(repository_in_use(run, empty=model_control))
+        note(served.outdated)
+        with _stopped(EmbeddedServer(served.repository, log_path=new_log(served.logs), **options)) as server:
+            with contextlib.suppress(KeyboardInterrupt):
+                server.start()
+                starting.close()  # the models are in memory, and --force elsewhere cannot wait for as long as this serves
+                _show(server, served)
+                with _fronted(server, http_front, keys) as keep:
+                    watch(server, note, keep)
+            if server.guard is not None:
+                server.refuse()
+                click.echo("answering the requests in flight; Ctrl-C stops at once")
+                if not server.drained(drain):
+                    note(f"some requests were not answered within {drain:g} s")
     click.echo("stopped")
 
 

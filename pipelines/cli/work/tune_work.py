@@ -14,7 +14,7 @@ from pipelines.cli.shown import near, note
 from pipelines.engine.store import write_atomic
 from pipelines.loadtest.request_rows import traffic_of
 from pipelines.loadtest.tune_report import COLUMNS, MOST_ROWS, conclusions, setting_rows, to_markdown
-from pipelines.runs.served import find_repository
+from pipelines.runs.served import repository_in_use
 from pipelines.terminal.console_table import table
 from serving.client import Client
 from serving.loadtest.fleet import Fleet
@@ -30,10 +30,9 @@ def tune_model(target: str, model: str, **options: Any) -> None:
     if not run.is_dir():
         fix = "Give the run's folder as TARGET: its models are served on this machine with one setting after the other"
         raise UserError("E752", "a server is not tuned from outside", fix, target)
-    found = find_repository(run)
-    note(found.outdated)
-    models_to_load(found.repository, [model])
-    with tempfile.TemporaryDirectory(prefix="compress-tune-") as scratch:
+    with repository_in_use(run) as found, tempfile.TemporaryDirectory(prefix="compress-tune-") as scratch:
+        note(found.outdated)
+        models_to_load(found.repository, [model])
         folder = Path(scratch)
         with (
             EmbeddedServer(found.repository, log_path=folder / "rows.log", models=[model]) as server,
