@@ -85,7 +85,7 @@ class Measured:
 def window(records: Sequence[Record], load: Load, start: float) -> Measured:
     """The measured requests: of a closed loop those that ended in the window, of an open loop those that were due in it.
 
-    A window that its number of requests ended early is as long as it took.
+    A window that its number of requests ended early is as long as it took: until the last of them was sent and answered.
     """
     due, ended = (np.concatenate([getattr(record, name) for record in records]) for name in ("due", "ended"))
     errors = np.array([error for record in records for error in record.errors], dtype=object)
@@ -95,6 +95,8 @@ def window(records: Sequence[Record], load: Load, start: float) -> Measured:
     if (placed >= begin).sum() >= load.requests:
         end = min(end, float(placed.max()) + 1e-9)
     chosen = (placed >= begin) & (placed < end)
+    if end < begin + load.seconds:
+        end = max(end, float(ended[chosen].max()) + 1e-9)
     kinds = Counter(error for error in errors[chosen] if error)
     return Measured(due[chosen], ended[chosen], errors[chosen], begin, end, bool(load.rate), kinds)
 

@@ -85,6 +85,12 @@ def test_a_closed_loop_counts_what_ended_in_its_window():
     assert short.seconds == pytest.approx(1.25) and short.answered() == 3
 
 
+def test_an_open_loop_of_few_requests_counts_their_answers():
+    load = Load(rate=5, warmup=1, seconds=60, requests=2)
+    measured = window([record([0.5, 1.1, 1.3, 1.5], 0, 0.25)], load, start=0)
+    assert measured.answered() == 3 and measured.seconds == pytest.approx(0.75), "until the last was answered"
+
+
 def test_a_request_without_an_answer_counts_with_the_time_that_was_waited():
     measured = window([record([1.0, 1.0], 0, np.array([0.1, 5.0]), ["", TIMED_OUT])], Load(rate=1, warmup=0), start=0)
     assert list(np.round(measured.latencies, 6)) == [0.1, 5.0] and measured.in_time(10) == 1 and measured.answered() == 1
