@@ -43,6 +43,11 @@ def from_home(path: str | Path) -> Path:
     return Path(os.path.expanduser(path))
 
 
+def written_as_path(reference: object) -> bool:
+    """Whether a reference, which might name something of a hub, begins as only paths do."""
+    return isinstance(reference, str) and reference.startswith((".", "/", "~"))
+
+
 def read_text(path: Path, kind: FileKind) -> str:
     """The text of a file without its byte order mark. Raises UserError with the codes of `kind`."""
     return decode(read_bytes(path, kind), kind.encoding, str(path))

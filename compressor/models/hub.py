@@ -23,7 +23,7 @@ from compressor.models.files.weight_files import FLOATS, INDEX, WEIGHTS, StoredT
 from compressor.models.row_file import row_digest, row_entry, row_in
 from compressor.models.tasks_table import HEAD_TASKS, task_of_class
 from compressor.run_store import is_run, last_model
-from compressor.text_files import from_home
+from compressor.text_files import from_home, written_as_path
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -67,7 +67,7 @@ def find_folder(reference: str, relative_to: Path = Path()) -> Path:
     local = relative_to / from_home(reference)
     if os.path.isdir(local):  # Path.is_dir raises where the name is too long to be one, here and below
         return _merged_model(local) if is_run(local) else local.resolve()
-    if reference.startswith((".", "/", "~")) or reference.count("/") != 1:
+    if written_as_path(reference) or reference.count("/") != 1:
         raise UserError("E303", f"model '{reference}': no such folder", "Give a folder, a hub id or package:NAME/PATH")
     return _hub_folder(reference)
 
@@ -348,7 +348,7 @@ def reference_to(reference: str) -> Reference:
 
 def is_hub_id(reference: str, folder: Path) -> bool:
     """Whether a reference that resolved to `folder` is a hub id: NAME/snapshots/COMMIT of the hub's cache."""
-    return folder.parent.name == "snapshots" and not reference.startswith(("package:", ".", "/", "~"))
+    return folder.parent.name == "snapshots" and not (reference.startswith("package:") or written_as_path(reference))
 
 
 def head_names(model: nn.Module) -> frozenset[str]:

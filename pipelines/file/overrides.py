@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from compressor.errors import UserError
 from compressor.tasks.sources.hub_set import is_hub
-from compressor.text_files import from_home
+from compressor.text_files import from_home, written_as_path
 from pipelines.engine import stage as stage_table
 from pipelines.engine.stage import load_stage
 from pipelines.file.faults import nearest
@@ -198,7 +198,7 @@ def _from_here(path: KeyPath, value: Any) -> Any:
     if not isinstance(value, str) or is_hub(value):
         return value
     named = named_at(path)
-    if named == "file" or (named == "model" and (value.startswith((".", "~")) or os.path.isdir(value))):
+    if named == "file" or (named == "model" and (written_as_path(value) or os.path.isdir(value))):
         return str(Path.cwd() / from_home(value))
     return value
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from compressor.errors import UserError
+from compressor.text_files import written_as_path
 from pipelines.file.config import TABLE_KEYS
 from pipelines.file.faults import nearest
 from pipelines.file.overrides import Preset, named_at, split_key, stage_paths
@@ -100,9 +101,7 @@ def _require_no_files(key: str, values: list[Any] | Range, source: YamlSource) -
     listed = [] if isinstance(values, Range) else values
     parts = split_key(key) or [key]
     named = named_at((*stage_paths(source).get(parts[0], parts[:1]), *parts[1:]))
-    if named == "file" or (
-        named == "model" and any(isinstance(value, str) and value.startswith((".", "~")) for value in listed)
-    ):
+    if named == "file" or (named == "model" and any(written_as_path(value) and not value.startswith("/") for value in listed)):
         fix = f"Write named rows, whose paths are those of the table: {key.split('.')[0]}: {{NAME: {{{key}: FILE}}, ...}}"
         raise UserError("E120", f"'{key}' names files, and its values have no names", fix, source.where(("grid",)))
 

@@ -25,7 +25,7 @@ from compressor.errors import UserError
 from compressor.tasks.sources import needed
 from compressor.tasks.sources.content import DATA
 from compressor.tasks.sources.parquet_rows import text_of
-from compressor.text_files import from_home, in_units
+from compressor.text_files import from_home, in_units, written_as_path
 
 HUB = "hub:"
 FORM = "hub:OWNER/NAME/SPLIT, with :CONFIG after NAME and :ROWS after SPLIT where needed"
@@ -72,7 +72,7 @@ def parse(reference: str, folder: Path) -> HubSplit:
     """Parse a reference; a path in it is relative to `folder`. Raises UserError E230."""
     match = PATTERN.fullmatch(reference)
     place = match["place"] if match else ""
-    local = place.startswith((".", "/", "~"))
+    local = written_as_path(place)
     if match is None or not (local or REPOSITORY.fullmatch(place)):
         what = f"'{reference:.100}' is not a split of a data set"
         raise UserError("E230", what, f"Write {FORM}, e.g. hub:nyu-mll/glue:sst2/train:10000")
