@@ -33,7 +33,7 @@ KINDS = {
     "spans": Columns(["question", "context"], "answers", least=2, most=2),
     "marked": Columns(["text", "span1", "span2"], "label", least=2, most=3),
     "choices": Columns(["text", "choices"], "label", least=2, most=21),
-    "text2text": Columns("source", "target"),
+    "text2text": Columns("source", "target", most=9),
 }
 """Default columns of every kind of task; each kind is a file in `kinds/`."""
 
@@ -87,7 +87,9 @@ class TaskConfig(BaseModel):
         "or a data set of the hub, hub:OWNER/NAME[:CONFIG]/SPLIT[:ROWS]"
     )
     validation: Path = Field(description="rows that quality is measured on")
-    text: str | list[str] = Field(default="text", description="the column of the text, or a list of two for pairs")
+    text: str | list[str] = Field(
+        default="text", description="the column of the text, or a list: two for pairs; text2text: each named in the source"
+    )
     label: str = Field(default="label", validate_default=True, description="the column of the labels, tags or targets")
     max_length: int = Field(
         default=128, ge=4, le=8192, description="maximum tokens of a row: longer rows are truncated, or refused (E213)"

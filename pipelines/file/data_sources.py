@@ -37,7 +37,8 @@ def expand_glue(source: YamlSource, folder: Path, download: str | None = None) -
             continue
         more = {key: inner for key, inner in given.items() if key not in ("glue", "folder")}
         try:
-            keys = glue_keys(given["glue"], given.get("folder", download), folder, TaskConfig.model_fields)
+            place = given.get("folder", download)
+            keys = glue_keys(given["glue"], place, folder, TaskConfig.model_fields, more.get("kind"))
         except UserError as error:
             what = f"{error.where}: {error.what}" if error.where else error.what
             raise UserError(error.code, what, error.fix, source.where(path)) from None

@@ -12,22 +12,23 @@ from compressor.tasks.decoding.generate_texts import generate_texts
 from compressor.tasks.decoding.text_metrics import TEXT_METRICS
 from compressor.tasks.decoding.text_quality import ScoredTexts, score_texts
 from compressor.tasks.task_kind import Metric
-from pipelines.engine.stage import TEXTS, Inputs, Workspace
+from pipelines.engine.stage import TASKS, TEXTS, Inputs, Workspace
 from pipelines.reporting.format import scaled
 
 
 def with_texts(
-    published: dict[str, Any], model: nn.Module, inputs: Inputs, data: Data, workspace: Workspace, file: str = TEXTS
+    published: dict[str, Any], model: nn.Module, inputs: Inputs, data: Data, workspace: Workspace, task: str = ""
 ) -> dict[str, Any]:
     """A model's metadata with the scores of the texts it generates: in `quality` and, with intervals and examples, in
-    `generated`. Writes the texts into a file of the artifact. Unchanged where the task has no `decode`."""
+    `generated`. Writes the texts into the artifact; `task` names one of many. Unchanged where the task has no `decode`."""
     if inputs.task.decode is None:
         return published
     scored = score_model(model, data.validation, inputs, data, workspace)
-    scored.write(workspace.folder / file)
+    scored.write(workspace.folder / (f"{TASKS}/{task}.{TEXTS}" if task else TEXTS))
     record = scored.record
     shown = (f"{TEXT_METRICS[key].name} {value_in_words(key, value)}" for key, value in record["values"].items())
-    workspace.say(f"{len(scored.texts):,} generated texts: {', '.join(shown)}")
+    of_task = f"{task}: " if task else ""
+    workspace.say(f"{of_task}{len(scored.texts):,} generated texts: {', '.join(shown)}")
     return {**published, "quality": with_scores(published["quality"], record, data.kind.metric), "generated": record}
 
 

@@ -91,6 +91,21 @@ def test_the_encoder_reads_the_source_and_the_decoder_the_target_before_each_tok
     assert lengths == [9, 3, 3, 5], "of the sources, uncut"
 
 
+def test_of_several_columns_each_text_stands_behind_its_name(tmp_path, folder):
+    """As T5 was pretrained: `prefix question: .. context: ..`; a single column, also in a list, has no name."""
+    rows = [{"plot": " very good ", "story": "a film", "target": "fine"}]
+    config = task(tmp_path, rows, text=["plot", "story"], prefix="quite ")
+    assert read_task(config).train.texts == [("quite plot: very good story: a film",)]
+    assert (
+        words(read_data(folder, config).train.tokens[0]["input_ids"]) == "quite plot [UNK] very good story [UNK] a film [SEP]"
+    )
+    assert read_task(task(tmp_path, rows, text=["plot"])).train.texts == [("very good",)]
+    with pytest.raises(UserErrors, match=r"E206 .*column 'story' holds None"):
+        read_task(task(tmp_path, [{**rows[0], "story": None}], text=["plot", "story"]))
+    with pytest.raises(ValidationError, match="reads 1 to 9 columns"):
+        task(tmp_path, rows, text=[f"c{number}" for number in range(10)])
+
+
 def test_a_target_is_cut_only_where_that_is_asked(tmp_path, folder):
     config = task(tmp_path, target_length=3)
     data, read = read_data(folder, config), read_task(config)

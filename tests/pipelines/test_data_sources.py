@@ -35,6 +35,8 @@ def test_a_glue_task_becomes_files_and_columns_and_keys_beside_it_hold(written, 
     other = load_pipeline(written({"glue": "sst2", "folder": "glue", "validation": "mine.tsv", "max_length": 64})).task
     assert other == plain.model_copy(update={"validation": tmp_path / "mine.tsv"})
     assert load_pipeline(written("glue/rte"), ["task=glue/sst2", "task.max_length=64"]).task == plain
+    answers = load_pipeline(written({"glue": "sst2", "kind": "text2text", "prefix": "sst2 sentence: "})).task
+    assert (answers.kind, answers.metric, answers.label) == ("text2text", None, "label"), "another kind has other metrics"
     with pytest.raises(UserErrors, match=r"E102 .*pipeline.yaml:[0-9]+: task.foldr: unknown key"):
         load_pipeline(written({"glue": "sst2", "foldr": "glue"}))
 

@@ -68,6 +68,7 @@ def test_one_encoder_and_decoder_writes_the_answers_of_two_tasks(method, tmp_pat
         again = score_texts(data.validation.items, texts, task.decode).values
         assert {key: row["quality"][key] for key in again} == again, "each file computes what was measured"
         assert row["labels"] == [] and f"{row['quality'][row['metric']]:.4f}" in shown
+    assert "mood: 192 generated texts: exact match" in " ".join(shown.split())
     again, mood = metadata["tasks"]
     assert (again["metric"], mood["metric"]) == ("likelihood", "exact_match")
     masks = read(files / "mood.safetensors").layout["tasks"]

@@ -44,8 +44,8 @@ def read(value: object) -> str | None:
 
 def example(row: Mapping[str, Any], task: TaskConfig, path: Path, line: int) -> Example:
     """A prompt and its target. Raises UserError E206, E207."""
-    (prompt,), target = one_label(read, "a text", "Write the text that is to follow the prompt")(row, task, path, line)
-    return (prompt.strip(),), target
+    texts, target = one_label(read, "a text", "Write the text that is to follow the prompt")(row, task, path, line)
+    return tuple(text.strip() for text in texts), target
 
 
 def targets(path: Path, column: Column, names: list[str]) -> list[str]:

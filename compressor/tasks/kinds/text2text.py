@@ -1,7 +1,8 @@
 """Text to text: a target for each source, such as its summary or translation, by an encoder and a decoder (T5).
 
-The encoder reads the source, with the task's prefix before it; the decoder's inputs are the target's tokens behind the start
-token, its labels these tokens and the end of sentence. Loss, metrics and what is generated are as in `generation`.
+The encoder reads the source, with the task's prefix before it; of several columns each text behind its column's name, as T5
+was pretrained (Raffel et al. 2020, appendix D): "question: .. context: ..". The decoder's inputs are the target's tokens behind
+the start token, its labels these tokens and the end of sentence. Loss, metrics and what is generated are as in `generation`.
 """
 
 from __future__ import annotations
@@ -21,13 +22,21 @@ from compressor.tasks.kinds import generation
 from compressor.tasks.kinds.generation import NO_END
 from compressor.tasks.predictions import IGNORED
 from compressor.tasks.rows import Split
-from compressor.tasks.task_kind import Example
+from compressor.tasks.task_kind import Example, text_cells
+
+
+def source(row: Mapping[str, Any], task: TaskConfig, path: Path, line: int) -> tuple[str]:
+    """The source of a row with the task's prefix. Raises UserError E206."""
+    texts = [text.strip() for text in text_cells(row, task, path, line)]
+    if len(texts) > 1:
+        texts = [f"{name}: {text}" for name, text in zip(task.text_columns, texts, strict=True)]
+    return (f"{task.prefix or ''}{' '.join(texts)}",)
 
 
 def example(row: Mapping[str, Any], task: TaskConfig, path: Path, line: int) -> Example:
     """A source with the task's prefix, and its target. Raises UserError E206, E207."""
-    (source,), target = generation.example(row, task, path, line)
-    return (f"{task.prefix or ''}{source}",), target
+    _, target = generation.example(row, task, path, line)
+    return source(row, task, path, line), target
 
 
 def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[dict[str, list[int]]], np.ndarray]:
@@ -61,6 +70,7 @@ KIND = replace(
     generation.KIND,
     name="text2text",
     example=example,
+    texts=source,
     # what generation notes about its latency is not measured here
     metrics=tuple(replace(metric, note="") for metric in generation.KIND.metrics),
     auto_class=TEXT2TEXT,

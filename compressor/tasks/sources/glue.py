@@ -68,9 +68,10 @@ TASKS = {
 }
 
 
-def glue_keys(name: object, folder: object, beside: Path, known: Collection[str]) -> dict[str, Any]:
+def glue_keys(name: object, folder: object, beside: Path, known: Collection[str], kind: object = None) -> dict[str, Any]:
     """The keys of a task's block: of the download in `folder` (relative to the folder `beside`), or in a folder of FOLDERS
-    there; without either, of the hub. Keys that are not among the `known` ones of a task are left out.
+    there; without either, of the hub. Keys that are not among the `known` ones of a task are left out, as is the metric where
+    the rows are read as another `kind`.
 
     Raises UserError E233 for an unknown task, or a folder that lacks its files.
     """
@@ -89,7 +90,8 @@ def glue_keys(name: object, folder: object, beside: Path, known: Collection[str]
         what = f"neither {task.folder}/train.tsv nor train.tsv (or {PACKED}) is in the folder"
         raise UserError("E233", what, "Give the folder of the GLUE download, or leave out the key folder", str(beside / folder))
     keys = _of_folder(task, found[0]) if found else _of_hub(task, name)
-    return {key: value for key, value in {"kind": task.kind, "metric": task.metric, **keys}.items() if key in known}
+    metric = {"metric": task.metric} if kind in (None, task.kind) else {}
+    return {key: value for key, value in {"kind": task.kind, **metric, **keys}.items() if key in known}
 
 
 def _of_folder(task: GlueTask, folder: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from compressor.training.moved_weights import as_deltas, trained_weights
 from compressor.training.multitask import Mixture, join_heads, probabilities, trained_parts
 from compressor.training.processes import helping
 from compressor.training.trainer import train
-from pipelines.engine.stage import TASKS, TEXTS, Inputs, Workspace
+from pipelines.engine.stage import TASKS, Inputs, Workspace
 from pipelines.stages.generated_texts import with_texts
 from pipelines.stages.loading import judge_rows, load_data, score_tests
 from pipelines.stages.training_verdicts import verdicts
@@ -90,7 +90,7 @@ def measure(
                 "file": f"{TASKS}/{files[name].name}",
                 "bytes": files[name].stat().st_size,
                 "metric": task.kind.metric.key,
-                **with_texts(published, model, of_task, task, workspace, f"{TASKS}/{name}.{TEXTS}"),
+                **with_texts(published, model, of_task, task, workspace, name),
                 **score_tests(model, of_task, task, workspace),
                 "labels": task.label_names,
                 "rows": len(task.train),
