@@ -133,7 +133,8 @@ Example: compress sweep pipeline.yaml --seeds 10
          compress sweep pipeline.yaml --subsets 10 --share 0.9 --stage tune
          compress sweep pipeline.yaml --over tune.learning_rate=1e-4..1e-2 --over tune.rank=4..64:log --search 30
          compress sweep pipeline.yaml --grid grid.yaml --seeds 3 --engine ray --address auto --threads 4
-         compress sweep dsee_table1 --scale small --folder GLUE"""
+         compress sweep dsee_table1 --scale small --folder GLUE
+         compress sweep sam_table1 --scale small --folder GLUE --only task=sst2 --only method=lora,sam"""
 
 
 @main.command(epilog=SWEEP_EXAMPLES)
@@ -150,6 +151,7 @@ Example: compress sweep pipeline.yaml --seeds 10
 @click.option(
     "--grid", type=click.Path(path_type=Path), metavar="FILE", help="The same from a YAML file: KEY: [V, V] on each line."
 )
+@click.option("--only", multiple=True, metavar="KEY=V,V,..", help="Run these rows or columns of a table alone.")
 @click.option("--scale", metavar="NAME", help="Of a table of a paper: small (minutes to hours) or paper (its own models).")
 @click.option("--folder", type=click.Path(path_type=Path), help="Of a table of a paper: the folder of its data.")
 @click.option("--seeds", type=int, metavar="N", help="Run each N times: with the pipeline's seed, seed + 1, ...")

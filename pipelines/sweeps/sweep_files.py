@@ -15,6 +15,7 @@ from pipelines.sweeps.search_summary import SearchSummary, search_figure
 from pipelines.sweeps.search_trials import recorded
 from pipelines.sweeps.sweep_summary import COMPARED, Spread, SweepResult
 from pipelines.sweeps.sweep_trials import SweepPlan, SweepTrial
+from pipelines.sweeps.table_file import shown_value
 from pipelines.sweeps.trial_run import SCORE
 
 FILES = ("sweep.json", "sweep.md", "sweep.html")
@@ -35,13 +36,16 @@ def write_files(result: SweepResult, facts: Facts, plan: SweepPlan, trials: Sequ
 
 def described(plan: SweepPlan, trials: Sequence[SweepTrial]) -> str:
     """'12 trials, 3 values of rank x 2 values of epochs x 2 seeds', or 'search of 20 trials, rank 4..64 x 2 seeds'."""
-    parts = [
-        f"{key} {values}" if isinstance(values, Range) else f"{len(values)} values of {key}"
-        for key, values in plan.axes.items()
-    ]
+    parts = [_values_of(key, values) for key, values in plan.axes.items()]
     parts += [f"{count} {word}" for count, word in ((plan.seeds, "seeds"), (plan.subsets, "subsets")) if count]
     count = f"search of {plan.search.trials} trials" if plan.search else f"{len(trials)} trials"
     return f"{count}, {' × '.join(parts)}"
+
+
+def _values_of(key: str, values: list[Any] | Range) -> str:
+    if isinstance(values, Range):
+        return f"{key} {values}"
+    return f"{len(values)} values of {key}" if len(values) > 1 else f"{key} {shown_value(values[0])}"
 
 
 def _record(result: SweepResult, facts: Facts, plan: SweepPlan, trials: Sequence[SweepTrial]) -> Facts:
@@ -131,9 +135,10 @@ def _settings(trial: SweepTrial) -> list[str]:
 
 def _note(result: SweepResult) -> str:
     count = len(result.comparisons)
+    comparisons = "comparisons" if count > 1 else "comparison"
     return (
         "Paired differences over the same seeds or subsets: *shown* where Student's 95 % interval of the mean difference "
-        f"does not contain 0. Each interval stands alone: of {count} comparisons between equal settings, about "
+        f"does not contain 0. Each interval stands alone: of {count} {comparisons} between equal settings, about "
         f"{0.05 * count:.1f} would be shown by chance."
     )
 

@@ -7,12 +7,13 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from compressor.errors import UserError
 from pipelines.file.config import Pipeline
+from pipelines.file.faults import nearest
 from pipelines.file.overrides import Preset, join_key, split_key
 from pipelines.file.yaml_source import parse
 from pipelines.sweeps.search_ranges import Range, read_range
@@ -189,6 +190,26 @@ def axes_of(overs: Sequence[str], grid: Path | None, table: Grid | None = None) 
         require_once(values, mark)
         found = found.with_axes({key: values}, {})
     return found
+
+
+def part_of(grid: Grid, onlys: Sequence[str]) -> Grid:
+    """The grid with some of its rows or columns alone, by texts 'KEY=VALUE,VALUE'. Raises UserError E115."""
+    axes = dict(grid.axes)
+    for only in onlys:
+        key, equals, text = only.partition("=")
+        mark = f"--only {only}"
+        if key not in axes or isinstance(axes[key], Range):
+            listed = [axis for axis, values in axes.items() if not isinstance(values, Range)]
+            what = f"{mark}: '{key}' has no list of values here"
+            raise UserError("E115", what, nearest(key, listed, "There are") if listed else "It is for tables and --over")
+        cells = {shown_value(value): value for value in axes[key]}
+        wanted = [shown_value(value) for value in (parse(f"[{text}]", mark).data if equals else [])]
+        require_once(wanted, mark)
+        if not wanted or (odd := next((cell for cell in wanted if cell not in cells), None)) is not None:
+            what = f"{mark}: no value is given" if not wanted else f"{mark}: {key} has no {odd!r:.60}"
+            raise UserError("E115", what, f"Name some of {', '.join(cells)}")
+        axes[key] = [value for cell, value in cells.items() if cell in wanted]
+    return replace(grid, axes=axes)
 
 
 def combinations(axes: Axes) -> int | None:

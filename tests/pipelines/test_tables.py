@@ -131,9 +131,24 @@ def test_a_table_is_one_command_whatever_the_stages_of_its_rows(table, out, comp
     assert record["artifacts"]["tune"] == 8 and record["artifacts"]["prune"] == 4
 
 
+def test_a_part_of_a_table_is_kept_when_the_rest_is_run(table, out, compress):
+    part = ("sweep", table, "--scale", "small", "--out", out, "--only", "task=two")
+    assert compress(*part)[0] == 0
+    page = (out / "table-sweep" / "sweep.md").read_text()
+    assert page.startswith("# table: 4 trials, 2 values of method × task two × 2 seeds")
+    assert "| method | two |" in page and "| plain | -0.1500 ± 0.0707 (2) |" in page and "task: one" not in page
+    shown = compress(*part, "--only", "method=selected", "--dry-run")[1]
+    assert "2 trials: 2 finished, 0 to run" in shown
+    assert "8 trials: 4 finished, 4 to run" in compress(*part[:-2], "--dry-run")[1]
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
+        (["--only", "task=to"], "E115 --only task=to: task has no 'to'. Name some of one, two"),
+        (["--only", "tsk=one"], "E115 --only tsk=one: 'tsk' has no list of values here. Did you mean 'task'?"),
+        (["--only", "task"], "E115 --only task: no value is given. Name some of one, two"),
+        (["--only", "task=one,one"], "E115 --only task=one,one: a value appears twice"),
         (["run", "FILE"], "E122 FILE:1: a table of many runs. Run it as one: compress sweep table"),
         (["sweep", "FILE"], "E115 FILE:8: scales: the table can be run at several scales"),
         (["sweep", "FILE", "--scale", "smal"], "E115 FILE:8: scales: no scale 'smal'. Did you mean 'small'"),
@@ -144,6 +159,8 @@ def test_a_table_is_one_command_whatever_the_stages_of_its_rows(table, out, comp
 )
 def test_mistakes_with_tables(table, project, out, compress, arguments, says):
     names = {"FILE": str(table), "PLAIN": str(project)}
+    if arguments[0] == "--only":
+        arguments = ["sweep", "FILE", "--scale", "small", *arguments]
     code, _, error = compress(*(names.get(one, one) for one in arguments), "--out", out)
     assert code == 2 and error.startswith(says.replace("FILE", str(table)).replace("PLAIN", str(project))) and not out.exists()
 

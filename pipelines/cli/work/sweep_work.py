@@ -20,7 +20,7 @@ from pipelines.sweeps.sweep import preview_sweep
 from pipelines.sweeps.sweep import sweep as run_all
 from pipelines.sweeps.sweep_preview import STAGE_COLUMNS, TrialPreview, counted, stage_rows
 from pipelines.sweeps.sweep_summary import COMPARED, SweepResult
-from pipelines.sweeps.sweep_trials import Search, SweepPlan, axes_of
+from pipelines.sweeps.sweep_trials import Search, SweepPlan, axes_of, part_of
 from pipelines.sweeps.table_file import Grid, read_table
 from pipelines.sweeps.trial_events import Engine, in_turn
 from pipelines.sweeps.worker_processes import in_processes
@@ -30,6 +30,7 @@ from pipelines.terminal.console_table import table
 def sweep(
     file: str,
     over: tuple[str, ...],
+    only: tuple[str, ...],
     grid: Path | None,
     seeds: int | None,
     subsets: int | None,
@@ -48,7 +49,8 @@ def sweep(
     """Run every trial, and show the table; or say what would run."""
     path = find_pipeline(file)
     found = search_of(search, engine, workers)
-    plan = replace(plan_of(axes_of(over, grid, read_table(path, scale)), seeds, subsets, share, folder), search=found)
+    compared = part_of(axes_of(over, grid, read_table(path, scale)), only)
+    plan = replace(plan_of(compared, seeds, subsets, share, folder), search=found)
     settings = [*overrides, *([f"threads={threads}"] if threads else [])]
     runs = engine_of(engine, address, workers, lambda: load_pipeline(path, settings, plan.first, plan.data).threads)
     if dry_run:
