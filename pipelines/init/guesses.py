@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +21,8 @@ from pipelines.init.list_guesses import answer_columns, choice_columns, is_label
 
 MOST_CLASSES, MOST_GRADES = 200, 20
 """Largest number of distinct words, and of distinct integers, in a column of classes."""
+MOSTLY = 0.75
+"""Share of the rows above which one class is most of them: accuracy then says little about the others."""
 
 
 @dataclass(frozen=True)
@@ -219,7 +222,7 @@ def _kind(table: DataTable, label: DataColumn) -> tuple[str, str]:
     if label.numbers and (label.fractions or count > MOST_GRADES):
         return "regression", f"'{label.name}' holds {count} different numbers, {label.distinct[0]} to {label.distinct[-1]}"
     if count <= MOST_CLASSES:
-        more = ". If they are grades, say --kind regression" if label.numbers and count > 3 else ""
+        more = "; if they are grades, say --kind regression" if label.numbers and count > 3 else ""
         return "classification", f"'{label.name}' holds {count} different labels: {label.sample()}{more}"
     what = f"column '{label.name}' holds {count} different texts: no classes, and no numbers"
     fix = "Name another --label, or say --kind generation if the model is to write these texts"
@@ -242,7 +245,8 @@ def _both(pair: tuple[str, str], columns: dict[str, DataColumn]) -> tuple[str, s
 
 
 def notes_on(table: DataTable, guessed: Guess, text: Sequence[str] = ()) -> list[str]:
-    """What a guess leaves open: sentences that are not read, unless the user gave the columns of the `text`; a class -1."""
+    """What a guess leaves open: sentences that are not read, unless the user gave the columns of the `text`; a class -1;
+    a class that most rows have."""
     columns = {name: DataColumn(name, table.values(name)) for name in table.columns}
     notes = []
     unread = [name for name, column in columns.items() if name not in (*guessed.text, guessed.label) and column.free]
@@ -254,6 +258,10 @@ def notes_on(table: DataTable, guessed: Guess, text: Sequence[str] = ()) -> list
     if guessed.kind == "classification" and label.numbers and label.distinct[:2] == ["-1", "0"]:
         count = label.texts.count("-1")
         notes.append(f"-1 in '{label.name}' is read as a class; if it marks missing labels, delete the {count} rows with it")
+    most, count = Counter(label.texts).most_common(1)[0]
+    if guessed.kind == "classification" and count > MOSTLY * len(label.texts):
+        share = f"{count / len(label.texts):.0%} of the labels are {most[:30]!r}"
+        notes.append(f"{share}: accuracy says little about the others; metric: macro_f1 in the task counts all classes alike")
     return notes
 
 

@@ -241,6 +241,14 @@ def test_what_a_guess_leaves_open_is_noted(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(("normal", "noted"), [(8, True), (7, False)])
+def test_a_class_that_most_rows_have_is_noted(tmp_path, normal, noted):
+    text = rows("message", "priority", values=lambda n: (f"a text of {n}", "normal" if n % 10 < normal else "urgent"))
+    notes = notes_on(found := table(tmp_path, text), guess(found))
+    says = "80% of the labels are 'normal': accuracy says little about the others; metric: macro_f1 in the task counts"
+    assert notes == noted * [f"{says} all classes alike"]
+
+
 def test_lists_of_numbers_are_several_labels(tmp_path):
     lines = [{"text": f"it is {n}", "labels": [n % 3, 7][: n % 2 + 1], "id": f"x{n}"} for n in range(40)]
     for options in ({}, {"label": "labels"}):
