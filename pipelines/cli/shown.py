@@ -19,9 +19,11 @@ def note(text: str) -> None:
 
 def summary(run: Path) -> None:
     """The summary of a run's report as a table. Raises UserError E803 where the report is damaged."""
-    keys, path = ("metric", "dense", "compressed", "change"), run / "report.json"
+    path = run / "report.json"
     try:
-        rows = [[str(row[key]) for key in keys] for row in json.loads(path.read_bytes())["summary"]]
+        report = json.loads(path.read_bytes())
+        keys = report.get("shown", ["metric", "dense", "compressed", "change"])
+        rows = [[str(row[key]) for key in keys] for row in report["summary"]]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         fix = "Run the pipeline again: what is finished is kept"
         raise UserError("E803", "unreadable or damaged", fix, str(path)) from None

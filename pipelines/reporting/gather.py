@@ -75,19 +75,22 @@ def gather(inputs: Inputs, measurements: Record) -> Record:
 
 def trained_facts(inputs: Inputs) -> Record:
     """The part of the record that comes from the run and its artifacts alone."""
+    return {**run_facts(inputs), "task": task_facts(inputs), **allocation_record(inputs)}
+
+
+def run_facts(inputs: Inputs) -> Record:
+    """The same for one task or many: command, base, stages and their checks and losses."""
     return {
         "name": inputs.run.get("name", inputs.base.reference),
         "command": inputs.run.get("command", ""),
         "product": inputs.run.get("product", ""),
         "model": inputs.base.reference,
-        "task": task_facts(inputs),
         "seed": inputs.seed,
         "head": next((HEAD_ORIGINS[a.metadata["head"]] for a in inputs.artifacts if "head" in a.metadata), ""),
         "failures": inputs.run.get("failures", []),
         "parity": [{"stage": a.entry, **record} for a in inputs.artifacts for record in a.metadata.get("parity", [])],
         "stages": [{"id": a.entry, "stage": a.stage, "artifact": a.id} for a in inputs.artifacts],
         "losses": {a.entry: a.metadata["losses"] for a in inputs.artifacts if a.metadata.get("losses")},
-        **allocation_record(inputs),
     }
 
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from plotly.offline import get_plotlyjs
 
-from pipelines.reporting.figures import figures
+from pipelines.reporting.figures import figures, losses
 from pipelines.reporting.generated import generated_tables
 from pipelines.reporting.growth_report import allocation_figures, allocation_tables
 from pipelines.reporting.report_table import ReportTable
-from pipelines.reporting.tables import tables
+from pipelines.reporting.tables import tables, trainable
+from pipelines.reporting.task_report import task_figure, task_tables
 from pipelines.reporting.templates import templates
-from pipelines.reporting.words import facts
+from pipelines.reporting.words import about, facts
 
 
 def environment():
@@ -38,7 +40,16 @@ def markdown(text: Any) -> str:
 
 def tables_of(report: dict[str, Any]) -> list[ReportTable]:
     """Every table of the report, those of generated texts last."""
+    if "reads" in report:
+        return [*task_tables(report), trainable(report)]
     return [*tables(report), *allocation_tables(report), *generated_tables(report)]
+
+
+def figures_of(report: dict[str, Any]) -> list[dict[str, Any]]:
+    """Every figure of the report."""
+    if "reads" in report:
+        return [asdict(figure) for figure in (task_figure(report), losses(report)) if figure is not None]
+    return [*figures(report), *allocation_figures(report)]
 
 
 def to_markdown(report: dict[str, Any]) -> str:
@@ -57,7 +68,8 @@ def to_html(report: dict[str, Any]) -> str:
             summary=summary,
             tables=others,
             facts=facts(report),
-            figures=[*figures(report), *allocation_figures(report)],
+            about=about(report),
+            figures=figures_of(report),
             plotly_js=get_plotlyjs(),
         )
     )

@@ -211,7 +211,7 @@ def int8_note(fp32: Record, int8: Record, cells: list[tuple[int, int]]) -> str:
 
 def facts(report: Record) -> list[tuple[str, str]]:
     """How the run was measured, as (name, value)."""
-    measured, machine, task = report["measured"] or {}, report["machine"], report["task"]
+    measured, machine = report["measured"] or {}, report["machine"]
     versions = ", ".join(machine["packages"].values())
     on_cpu = measured.get("device", "cpu") == "cpu"
     computed_by = machine["cpu" if on_cpu else "accelerator"]
@@ -220,8 +220,7 @@ def facts(report: Record) -> list[tuple[str, str]]:
     rows = [
         ("Command", report["command"]),
         ("Base model", report["model"]),
-        ("Task", f"{task['kind']}, {', '.join(task['text'])} → {task['label']}; {task['train']}, {task['validation']}"),
-        ("Only scored", ", ".join(task.get("tests", ()))),
+        *(row for name, task in tasks_read(report).items() for row in _task_facts(name, task)),
         ("Task head", report["head"]),
         ("Stages", " → ".join(row["id"] for row in report["stages"])),
         ("Removed", pruned),
@@ -243,6 +242,24 @@ def facts(report: Record) -> list[tuple[str, str]]:
         ("Seed", str(report["seed"])),
     ]
     return [(name, value) for name, value in rows if value]
+
+
+def tasks_read(report: Record) -> dict[str, Record]:
+    """What was read of each task by its name; '' is that of a run with one task."""
+    return report.get("reads") or {"": report["task"]}
+
+
+def _task_facts(name: str, task: Record) -> list[tuple[str, str]]:
+    columns = f"{task['kind']}, {', '.join(task['text'])} → {task['label']}; {task['train']}, {task['validation']}"
+    return [(f"Task {name}".strip(), columns), (f"Only scored {name}".strip(), ", ".join(task.get("tests", ())))]
+
+
+def about(report: Record) -> str:
+    """What was trained, for the head of a page: 'classification on dev.tsv', or '3 tasks: mood, topic, grammar'."""
+    tasks = tasks_read(report)
+    if "" in tasks:
+        return f"{tasks['']['kind']} on {tasks['']['validation']}"
+    return f"{len(tasks)} tasks: {', '.join(tasks)}"
 
 
 def aimed(row: Record) -> str:

@@ -93,6 +93,26 @@ def test_a_whole_run_and_its_files(project, out, compress):
         assert row["bytes"] == (folder / f"{name}.safetensors").stat().st_size
 
 
+def test_the_report_has_every_task_and_what_is_stored(project, out, compress):
+    project.write_text(f"{PIPELINE}  - report:\n")
+    test = f"tasks.topic.test={project.parent / 'topic' / 'dev.tsv'}"
+    assert compress("run", project, "--out", out, "--set", test)[0] == 0
+    run = out / "many"
+    report, page = json.loads((run / "report.json").read_text()), (run / "report.md").read_text()
+    files = {path.name: path.stat().st_size for path in (run / "tasks").iterdir()}
+    stored = [row["bytes"] for row in report["stored"]]
+    assert stored[1:4] == [files[SHARED], files["mood.safetensors"], files["topic.safetensors"]]
+    assert stored[4] == 2 * stored[0] + 4 * HEADS, "each with a head of its own"
+    assert report["headline"].startswith("2 tasks in ") and [row["task"] for row in report["summary"]] == ["mood", "topic"]
+    assert "| mood | classification | accuracy |" in page and "| topic | test | 240 | accuracy" in page
+    assert f"{PROTOTYPE:,} the prototype, {LAYERS * PROTOTYPE:,} the masks of blocks" in page
+    html = (run / "report.html").read_text()
+    assert "2 tasks: mood, topic" in html and 'id="tasks-plot"' in html and 'id="losses-plot"' in html
+    shown = compress("report", run)[1]
+    assert "tasks/mood.safetensors" in shown and "report.html" in shown
+    assert report["summary"][0]["constant"] == "50.0 %", "each class as often"
+
+
 def test_the_order_in_the_file_means_nothing_and_old_files_do_not_stay(project, out, compress):
     short, topic = PIPELINE.replace("epochs: 6", "epochs: 0.2"), PIPELINE.splitlines(keepends=True)[4]
     for text, says in ((short, "done"), (short.replace(topic, "").replace("stages:", f"{topic}stages:"), "reused")):
@@ -140,7 +160,7 @@ ONE = PIPELINE.replace("tasks:\n", f"task: {MOOD}\n").replace("  topic:", "# ").
         ((TUNE, "epochs: 1"), "E117 {}:8: stages[0].tune: method dsee trains", "compressor.load(base, delta=FILE) switches"),
         (("stages:", "stages:\n  - select:"), "E117 {}:8: stages[0].select: this stage works on one task", "`task` instead"),
         ((f"{TUNE}}}", f"{TUNE}}}\n  - merge:\n  - export:"), "E117 {}:9: stages[1].merge: this stage works on one", ""),
-        ((f"{TUNE}}}", f"{TUNE}}}\n  - report:"), "E117 {}:9: stages[1].report: this stage works on one task", ""),
+        ((f"{TUNE}}}", f"{TUNE}}}\n  - benchmark:"), "E117 {}:9: stages[1].benchmark: this stage works on one task", ""),
         ((TUNE, f"{TUNE}, temperature: 0"), "E104 {}:8: stages[0].tune.temperature: must be greater than 0, not 0", ""),
         ((TUNE, f"{TUNE}, combine: xor"), "E104 {}:8: stages[0].tune.combine: must be 'or' or 'and' or 'add'", "'or'?"),
         (

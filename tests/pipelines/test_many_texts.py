@@ -53,6 +53,7 @@ def metadata_of(out: Path) -> dict:
 @pytest.mark.parametrize("method", METHODS)
 def test_one_encoder_and_decoder_writes_the_answers_of_two_tasks(method, tmp_path, out, compress):
     project = write_project(tmp_path, METHODS[method])
+    project.write_text(f"{project.read_text()}- report:\n")
     code, shown, error = compress("run", project, "--out", out)
     assert code == 0, error
     metadata, files = metadata_of(out), out / "many" / "tasks"
@@ -67,12 +68,14 @@ def test_one_encoder_and_decoder_writes_the_answers_of_two_tasks(method, tmp_pat
         texts = generate_texts(model, tokenizer_of(base), data.validation.prompts, task.decode, data.pad_id)
         again = score_texts(data.validation.items, texts, task.decode).values
         assert {key: row["quality"][key] for key in again} == again, "each file computes what was measured"
-        assert row["labels"] == [] and f"{row['quality'][row['metric']]:.4f}" in shown
+        assert row["labels"] == [] and f"{100 * row['quality'][row['metric']]:.1f}" in shown
     assert "mood: 192 generated texts: exact match" in " ".join(shown.split())
     again, mood = metadata["tasks"]
     assert (again["metric"], mood["metric"]) == ("likelihood", "exact_match")
     masks = read(files / "mood.safetensors").layout["tasks"]
     assert bool(masks) == (method == "propetl"), "only masks are a task's own"
+    page = (out / "many" / "report.md").read_text()
+    assert f"| mood | {mood['generated']['examples'][0]['prompt']} |" in page, "examples of what each task writes"
     if method == "propetl":  # trained longest
         assert again["quality"]["accuracy"] > 0.6 and mood["quality"]["exact_match"] > 0.75, "a guess is right in half"
 

@@ -55,7 +55,7 @@ def _show_summary(result: RunResult) -> None:
     if (result.folder / "report.json").is_file():
         summary(result.folder)
     for artifact in result.artifacts.values():
-        if tasks := artifact.metadata.get("tasks"):
+        if (tasks := artifact.metadata.get("tasks")) and not result.report:
             rows = [
                 (task["task"], task["metric"], f"{task['quality'][task['metric']]:.4f}", f"{task['bytes']:,}", task["file"])
                 for task in tasks

@@ -28,6 +28,10 @@ def run(config: ReportConfig, inputs: Inputs, workspace: Workspace) -> dict[str,
 
 def _gathered(inputs: Inputs) -> dict[str, Any]:
     """The record of the run; without latency where no compressed model was timed."""
+    if inputs.tasks:
+        from pipelines.reporting.task_report import gather_tasks
+
+        return gather_tasks(inputs, STAGE)
     benchmark = inputs.nearest("measurements")
     measurements = json.loads((benchmark.folder / "measurements.json").read_text(encoding="utf-8")) if benchmark else None
     why = NO_BENCHMARK if measurements is None else why_unmeasured(measurements)

@@ -92,6 +92,7 @@ def measure(
                 "metric": task.kind.metric.key,
                 **with_texts(published, model, of_task, task, workspace, name),
                 **score_tests(model, of_task, task, workspace),
+                **({} if judged["constant"] is None else {"constant": judged["constant"]}),
                 "labels": task.label_names,
                 "rows": len(task.train),
                 "probability": float(share),
