@@ -4,6 +4,7 @@ import csv
 import gzip
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -239,6 +240,23 @@ def test_what_a_guess_leaves_open_is_noted(tmp_path):
         "why is not read",
         "-1 in 'label' is read as a class; if it marks missing labels, delete the 14 rows with it",
     ]
+
+
+def test_the_longer_recovery_that_a_comment_offers_is_a_valid_one(tmp_path, models):
+    """As it says: its keys instead of three others, without the select above."""
+    (tmp_path / "data").mkdir()
+    tiny.write_data(tmp_path / "data")
+    make(InitOptions(tmp_path / "data", tmp_path / "p.yaml", model=str(models / "bert")))
+    text = (tmp_path / "p.yaml").read_text()
+    (offered,) = re.findall(r"# (method: full, .*) instead of rank, modules and epochs", text)
+    stages = yaml.safe_load(text)["stages"]
+    recover = next(stage["recover"] for stage in stages if "recover" in stage)
+    kept = {key: value for key, value in recover.items() if key not in ("rank", "modules", "epochs")}
+    recover_again = {"recover": kept | yaml.safe_load(f"{{{offered}}}")}
+    place = stages.index({"recover": recover})
+    changed = [*stages[: place - 1], recover_again, *stages[place + 1 :]]
+    (tmp_path / "q.yaml").write_text(yaml.safe_dump({**yaml.safe_load(text), "stages": changed}, sort_keys=False))
+    assert load_pipeline(tmp_path / "q.yaml").stages[place - 1].config.augment == 15
 
 
 @pytest.mark.parametrize(("normal", "noted"), [(8, True), (7, False)])
