@@ -24,7 +24,7 @@ def summary(run: Path) -> None:
         report = json.loads(path.read_bytes())
         keys = report.get("shown", ["metric", "dense", "compressed", "change"])
         rows = [[str(row[key]) for key in keys] for row in report["summary"]]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         fix = "Run the pipeline again: what is finished is kept"
         raise UserError("E803", "unreadable or damaged", fix, str(path)) from None
     table(keys, rows)
