@@ -18,17 +18,20 @@ import onnx_ir
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-KEPT_IN_FP32 = ("LayerNormalization", "Softmax", "ReduceMean", "Pow", "Sqrt")
-"""Operators whose sums or squares exceed the range of fp16 (65504)."""
+KEPT_IN_FP32 = ("LayerNormalization", "Softmax", "ReduceMean", "Pow", "Sqrt", "Reciprocal")
+"""Operators whose sums or squares exceed the range of fp16 (65504), and the roots of these; CUDA has no bf16 Reciprocal."""
 ANGLES = ("Cos", "Sin")
 """Operators of rotary positions: fp16 has too few digits for large angles."""
+WHOLE = (TensorProto.INT32, TensorProto.INT64)
+"""Types to which logarithmic distances are rounded: in half precision a distance at the edge falls into another bucket."""
 LARGEST = 1e4
 """Constants are clamped to this magnitude: attention masks contain the lowest float, and a sum with -65504 would be
 infinite."""
 
 
 def half(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The fp32 graph in fp16; inputs, outputs, KEPT_IN_FP32, the nodes between them and rotary angles stay in fp32."""
+    """The fp32 graph in fp16; inputs, outputs, KEPT_IN_FP32, the nodes between them, rotary angles and distances that become
+    whole numbers stay in fp32."""
     # part of an optional extra
     from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
 
@@ -42,12 +45,13 @@ def half(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _kept(proto: onnx.ModelProto) -> Iterator[str]:
-    """Names of the nodes that stay in fp32: KEPT_IN_FP32, inputs of rotary angles, and nodes between squares and their root."""
+    """Names of the nodes that stay in fp32: KEPT_IN_FP32, inputs of rotary angles and of what is rounded to whole numbers, and
+    nodes between squares and their root."""
     makers = {name: node for node in proto.graph.node for name in node.output}
     for node in proto.graph.node:
         if node.op_type in KEPT_IN_FP32:
             yield node.name
-        if node.op_type in ANGLES:
+        if node.op_type in ANGLES or (node.op_type == "Cast" and node.attribute[0].i in WHOLE):
             yield from _ancestors(node, makers, lambda ancestor: ancestor.op_type != "Shape")
         if node.op_type == "Sqrt":
             yield from _ancestors(node, makers, lambda ancestor: ancestor.op_type in ("Add", "ReduceMean"))
