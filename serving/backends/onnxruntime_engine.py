@@ -91,7 +91,13 @@ def check_config(config, settings, kind):
 
 
 def providers(args):
-    """The execution provider of the instance, followed by the CPU for operators that CUDA lacks."""
+    """The execution provider of the instance, followed by the CPU for operators that CUDA lacks.
+
+    CUDA's libraries may be in packages of their own, which the loader does not search. fp32 is computed in fp32, as it was
+    proven: by default it is multiplied in TF32.
+    """
     if args["model_instance_kind"] != "GPU":
         return ["CPUExecutionProvider"]
-    return [("CUDAExecutionProvider", {"device_id": args["model_instance_device_id"]}), "CPUExecutionProvider"]
+    ort.preload_dlls()
+    options = {"device_id": args["model_instance_device_id"], "use_tf32": "0"}
+    return [("CUDAExecutionProvider", options), "CPUExecutionProvider"]

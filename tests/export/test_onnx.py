@@ -1,6 +1,8 @@
 """Exported graphs against PyTorch: every architecture, dense and unequally pruned, fused and not, over many shapes."""
 
+import contextlib
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import numpy as np
 import onnx
@@ -250,6 +252,17 @@ def test_cuda_that_is_not_there_is_an_error_not_the_cpu(exported):
         pytest.skip("this machine has CUDA")
     with pytest.raises(UserError, match="E904"):
         session(exported("bert-dense").fp32, device="cuda")
+
+
+def test_fp32_is_not_multiplied_in_tf32_on_cuda(exported, monkeypatch):
+    import onnxruntime
+
+    asked = []
+    monkeypatch.setattr(onnxruntime, "InferenceSession", lambda path, options, providers: asked.extend(providers) or MagicMock())
+    for device in ("cpu", "cuda"):
+        with contextlib.suppress(UserError):  # there may be no GPU
+            session(exported("bert-dense").fp32, device=device)
+    assert asked == [("CPUExecutionProvider", {}), ("CUDAExecutionProvider", {"use_tf32": "0"})]
 
 
 def test_a_batch_that_is_bound_computes_what_a_run_does(exported):
