@@ -1,4 +1,4 @@
-"""A second device that is simulated: tensors moved to "cuda" stay in the CPU's memory, and mixing the two fails as on a GPU.
+"""A second device, "cuda": a GPU where there is one; else simulated, in the CPU's memory, and mixing the two fails as on a GPU.
 
 PyTorch's own FakeTensor cannot go backward on "cuda" where PyTorch was built without it, and has no values to choose positions
 by. Here every value is computed, so that results can be compared bit by bit with those of the CPU.
@@ -25,9 +25,13 @@ INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_ind
 """Operations whose indices may be on the CPU, whatever they index."""
 
 
+REAL = torch.cuda.is_available()
+"""Whether the second device is a GPU."""
+
+
 def is_second(tensor: Tensor) -> bool:
-    """Whether a tensor is on the second device; a mark on its storage says so, which views share."""
-    return getattr(tensor.untyped_storage(), "second", False)
+    """Whether a tensor is on the second device; a mark on a simulated one's storage says so, which views share."""
+    return tensor.is_cuda if REAL else getattr(tensor.untyped_storage(), "second", False)
 
 
 def _mark(tensor: Tensor) -> Tensor:
@@ -160,15 +164,19 @@ def _train_on_it(initialize: Callable) -> Callable:
 def second_device() -> Iterator[torch.device]:
     """Context in which there is a device "cuda", and Trainer trains on it."""
     patches = [
+        mock.patch.object(TrainingArguments, "device", property(lambda settings: settings._setup_devices and SECOND)),
+        mock.patch.object(PartialState, "__init__", _train_on_it(PartialState.__init__)),
+    ]
+    simulated = [
         mock.patch("torch.cuda._lazy_init"),
         mock.patch("torch.Generator", _Generator),
         mock.patch("torch._C._nn._parse_to", _modules_to(torch._C._nn._parse_to)),
-        mock.patch.object(TrainingArguments, "device", property(lambda settings: settings._setup_devices and SECOND)),
-        mock.patch.object(PartialState, "__init__", _train_on_it(PartialState.__init__)),
+        _Attributes(),
+        _Operations(),
     ]
     with ExitStack() as stack:
         stack.callback(AcceleratorState._reset_state, reset_partial_state=True)
         AcceleratorState._reset_state(reset_partial_state=True)
-        for context in (*patches, _Attributes(), _Operations()):
+        for context in (*patches, *([] if REAL else simulated)):
             stack.enter_context(context)
         yield SECOND

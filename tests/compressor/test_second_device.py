@@ -1,12 +1,13 @@
-"""On a GPU no tensor is left behind on the CPU: every method, score, criterion and cut on a simulated second device.
+"""On a GPU no tensor is left behind on the CPU: every method, score, criterion and cut on a second device.
 
-Values are the CPU's, so what is computed there is the same bit for bit.
+Where there is no GPU it is simulated and computes the CPU's values, bit for bit; a GPU's are as near as its arithmetic.
 """
 
 from itertools import cycle
 
 import pytest
 import torch
+from torch import Tensor
 
 from compressor.deltas.links import merge_all, merged_copy
 from compressor.models.anatomy import matrices_of
@@ -22,12 +23,14 @@ from compressor.selection.score_names import DATA_SCORES
 from compressor.tasks.features import torch_forward
 from tests.compressor.conftest import CASES, GROWING, encoding, tiny, tuned
 from tests.compressor.training_parts import OTHERS, RESUMED, one_process
-from tests.second_device import CPU, SECOND, is_second, second_device
+from tests.second_device import CPU, REAL, SECOND, is_second, second_device
 
 LABELS = torch.tensor([0, 2, 1])
 TUNED = ("query", "value", "ffn_in", "ffn_out")
 QUICK = {"id3", "repeat", "mixout", "dsee"}
 """Trainings that the fast tests have: those that make tensors at every step, and the usual one."""
+DRAWS = {"mixout", "diff_pruning", "diff_pruning-groups", "child_tuning", "child_tuning-d"}
+"""Trainings that draw random numbers where they compute: a GPU's are others."""
 CUT = {0: Removal([1], [0, 5, 7]), 2: Removal(neurons=[3])}
 TRAININGS = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in (*CASES, *GROWING, *OTHERS)]
 
@@ -46,8 +49,16 @@ def model_on(device, case: str = "dsee"):
     return tuned(tiny("bert"), case, TUNED).to(device)
 
 
+def equal(there: Tensor, here: Tensor) -> bool:
+    """Bit for bit on the simulated device; on a GPU to 1e-9 in float64 and 1e-4 in float32."""
+    if not REAL or not here.is_floating_point():
+        return torch.equal(there.cpu(), here)
+    bound = 1e-9 if here.dtype == torch.float64 else 1e-4
+    return torch.allclose(there.cpu(), here, rtol=bound, atol=bound)
+
+
 def same(moved, expected) -> bool:
-    return all(torch.equal(tensor.cpu(), expected[name]) for name, tensor in moved.items()) and moved.keys() == expected.keys()
+    return all(equal(tensor, expected[name]) for name, tensor in moved.items()) and moved.keys() == expected.keys()
 
 
 # --- the simulated device itself ---
@@ -89,7 +100,7 @@ def test_training_computes_the_same(case, tmp_path):
     with second_device():
         moved = train(tmp_path / "there")
         assert case == RESUMED or all(map(is_second, moved.values()))  # a whole training gives the model back on the CPU
-        assert same(moved, expected)
+        assert same(moved, expected) or (REAL and case in DRAWS)
 
 
 # --- selection ---
@@ -99,7 +110,7 @@ def test_training_computes_the_same(case, tmp_path):
 def test_scores_of_weights(device, score):
     weight = torch.randn(48, 48, generator=torch.Generator().manual_seed(0))
     expected = select(weight, score, 9, seed=0)
-    assert torch.equal(select(weight.to(device), score, 9, seed=0).cpu(), expected)
+    assert equal(select(weight.to(device), score, 9, seed=0), expected)
 
 
 @pytest.mark.parametrize("score", sorted(DATA_SCORES))
@@ -124,7 +135,7 @@ def test_criteria_of_units(device, structure):
         return [*by_weight, *by_loss, reconstruction_scores(model, structure, [batch[0]])]
 
     for there, here in zip(scores(device), scores(CPU), strict=True):
-        assert all(torch.equal(*pair) for pair in zip(there, here, strict=True))
+        assert all(equal(*pair) for pair in zip(there, here, strict=True))
 
 
 @pytest.mark.parametrize("criterion", ["delta", "weight", "weight_plus_delta", "random", *LOSS_POWER])
@@ -141,7 +152,7 @@ def test_single_weights(device, criterion):
             hide_all_but(matrix, scores[matrix.path], NofM(2, 4), hides)
         return model(**on(there, encoding())).logits.detach()
 
-    assert torch.equal(pruned(device).cpu(), pruned(CPU))
+    assert equal(pruned(device), pruned(CPU))
 
 
 @pytest.mark.parametrize("case", ["dsee", "vera", "propetl-lora"])
@@ -157,4 +168,4 @@ def test_removal_refit_and_inference(device, case):
         asked = {name: tensor.numpy() for name, tensor in encoding().items()}
         return [torch.from_numpy(torch_forward(one)(asked)) for one in (model, merge_all(model), silenced)]
 
-    assert all(torch.equal(*pair) for pair in zip(answers(device), answers(CPU), strict=True))
+    assert all(equal(*pair) for pair in zip(answers(device), answers(CPU), strict=True))
