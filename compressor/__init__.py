@@ -19,6 +19,8 @@ def load(folder=None, *, base=None, delta=None):
     live model. A live model is changed in place and returned; its base is not read again. See
     `compressor.storage.live.load`.
     """
+    if isinstance(folder, bytes) or (delta is None and not isinstance(folder, (str, Path))):
+        raise TypeError(f"load(folder) takes the path of a folder, not {type(folder).__name__}: compressor.load('runs/NAME')")
     if delta is None:
         from compressor import checkpoint, runs
         from compressor.run_store import is_run

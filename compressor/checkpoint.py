@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig
 
+from compressor.arguments import require_names
 from compressor.compression import compression_of
 from compressor.deltas.links import chains, plain_name
 from compressor.errors import UserError
@@ -30,8 +31,10 @@ from compressor.models.files.model_folder import CONFIG
 from compressor.models.files.weight_files import check_finite, read_header
 from compressor.models.hub import (
     AUTO_CLASSES,
+    GENERATIVE,
     SEQUENCES,
     TOKENIZER_FILES,
+    auto_class_of,
     build,
     class_facts,
     head_names,
@@ -44,6 +47,7 @@ from compressor.pruning.surgery import kept_of, restore_kept
 from compressor.storage.changes import describe_changes, restore, restore_masks
 from compressor.storage.live import remember
 from compressor.tasks.task_kind import set_problem_type
+from compressor.text_files import from_home
 
 STATE_FILE = "state.json"
 FORMAT, READABLE = 4, (2, 3, 4)
@@ -58,6 +62,9 @@ def save_state(model: nn.Module, folder: Path, *, base: str, base_sha256: str, l
     `base` is the reference the user wrote; its sha256 is checked on loading. `kind` is that of the task, if its head does not
     tell it.
     """
+    folder = Path(folder)
+    if auto_class_of(model) not in GENERATIVE:
+        require_names(label_names, model.config.num_labels)
     folder.mkdir(parents=True, exist_ok=True)
     changes, tensors = describe_changes(model)
     weights = _plain_weights(model)
@@ -69,7 +76,7 @@ def save_state(model: nn.Module, folder: Path, *, base: str, base_sha256: str, l
     description = {
         "format": FORMAT,
         "base": {"reference": base, "sha256": base_sha256},
-        "labels": label_names,
+        "labels": list(label_names),
         **({"kind": kind} if kind else {}),
         **class_facts(model),
         "weights_moved": compression_of(model).weights_moved,
@@ -192,9 +199,11 @@ def save_checkpoint(model: nn.Module, folder: Path, tokenizer_folder: Path) -> N
     A pruned model's config.json has a model type of its own (compressor.models.auto) and carries `per_layer_config` with the
     head count and FFN width of every block, so a stock `from_pretrained` fails loudly instead of loading something else.
     Adapters and prefixes, which cannot be merged, are described in inserts.json; all tensors are then in a file that no
-    `from_pretrained` finds.
+    `from_pretrained` finds. Raises UserError E303 where there is no `tokenizer_folder`.
     """
-
+    folder, tokenizer_folder = Path(folder), Path(tokenizer_folder)
+    if tokenizer_folder != folder and not tokenizer_folder.is_dir():
+        raise UserError("E303", "no such folder", "Give the folder of the tokenizer", str(tokenizer_folder))
     if any(chains(model)):
         raise ValueError("merge the model before saving a checkpoint")
     folder.mkdir(parents=True, exist_ok=True)
@@ -222,7 +231,10 @@ def load(folder: Path | str, *, base: Path | str | None = None) -> nn.Module:
 
     `base` defaults to the reference recorded in the state. Raises UserError E305 (damaged), E306 (another base), E303.
     """
-    folder = Path(folder)
+    folder = from_home(folder)
+    if not folder.is_dir():
+        fix = "Give the folder of a run, or one with config.json and model.safetensors; hub.build opens other models"
+        raise UserError("E305", "no such folder", fix, str(folder))
     if (folder / STATE_FILE).is_file():
         recorded = read_description(folder)["base"]
         resolved = resolve(str(base or recorded["reference"]))

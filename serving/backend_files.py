@@ -7,6 +7,7 @@ from pathlib import Path
 
 import compressor
 import export
+from compressor.arguments import require_one_of
 
 BACKENDS = Path(__file__).parent / "backends"
 SHARED = (
@@ -26,9 +27,11 @@ def backend_names() -> list[str]:
 
 
 def copy_backend(name: str, folder: Path) -> Path:
-    """Create `folder`/NAME, a backend as Triton reads it: for --backend-directory, or to be mounted in a container."""
+    """Write `folder`/NAME, a backend as Triton reads it: for --backend-directory, or to be mounted in a container. Files of one
+    that is there are replaced. Raises ValueError for another name."""
+    require_one_of("name", name, backend_names())
     target = Path(folder) / name
-    target.mkdir(parents=True)
+    target.mkdir(parents=True, exist_ok=True)
     for file in (BACKENDS / name / "model.py", *SHARED):
         shutil.copy2(file, target)
     return target

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,9 @@ class Client:
 
     def infer(self, model: str, features: Mapping[str, np.ndarray], version: str = "") -> dict[str, np.ndarray]:
         """Every output of `model` for one batch, by default of its latest version. Shapes and types are as its config declares
-        them; texts are arrays of bytes (of type object)."""
+        them; texts are arrays of bytes (of type object). Raises ValueError for what are no arrays."""
+        if not features or not all(isinstance(values, np.ndarray) for values in features.values()):
+            raise ValueError("features are {name of an input: array of numpy}, at least one")
         with self._errors(model):
             return self._connection.infer(model, features, version)
 
@@ -74,9 +76,15 @@ class Client:
             return sorted(set(self._connection.models()))  # from statistics: `compress serve` does not list the repository
 
     def statistics(self, model: str) -> list[dict[str, Any]]:
-        """Triton's counters of each version of a loaded model, as JSON; over gRPC integers are text, and zeros left out."""
-        with self._errors(model):
-            return self._connection.statistics(model)
+        """Triton's counters of each version of a loaded model, as JSON; over gRPC integers are text, and zeros left out.
+        Raises UserError E713."""
+        try:
+            with self._errors(model):
+                return self._connection.statistics(model)
+        except Refusal:  # Triton says that the model is not ready, as of a request that is wrong
+            if model in (loaded := self.models()):
+                raise
+            raise self._not_loaded(model, loaded) from None
 
     @contextlib.contextmanager
     def _errors(self, model: str | None = None) -> Iterator[None]:
@@ -108,9 +116,12 @@ class Client:
             fix = "Send fewer rows at a time, or see the server's log"
             return UserError("E712", "the Triton server does not answer in time", fix, where)
         if error.status() not in REFUSED and model is not None and model not in (loaded := self.models()):
-            fix = f"Loaded models: {', '.join(loaded) or 'none'}"
-            return UserError("E713", f"no model '{model}' is loaded", fix, where)
+            return self._not_loaded(model, loaded)
         return Refusal(reason, where, wrong=error.status() in REFUSED)
+
+    def _not_loaded(self, model: str, loaded: Sequence[str]) -> UserError:
+        fix = f"Loaded models: {', '.join(loaded) or 'none'}"
+        return UserError("E713", f"no model '{model}' is loaded", fix, str(self.address))
 
     def _is_live(self) -> bool:
         with contextlib.suppress(InferenceServerException, *self._connection.failures):

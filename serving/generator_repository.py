@@ -11,7 +11,7 @@ from export.runtimes.runtime_registry import GENERATING
 from serving.layout.generator_config import generator_config
 from serving.layout.text_outputs import TEXT_SUFFIX
 from serving.layout.version_file import VersionFacts
-from serving.repository import write_config, write_version
+from serving.repository import check_name, write_config, write_version
 
 DEFAULT_POSITIONS = 2048
 
@@ -24,7 +24,11 @@ def write_generator(
     `exported` is a folder of `compress export` of a decoder, `tokenizer_folder` one with its tokenizer and config.json. Raises
     UserError E602 (not such an export, or not of that precision), E720 (name), E723 (tokenizer), E726 (an encoder-decoder).
     """
+    check_name(name)
+    exported, tokenizer_folder = Path(exported), Path(tokenizer_folder)
     facts, target = facts_of(exported), Path(folder, f"{name}{TEXT_SUFFIX}")
+    if not tokenizer_folder.is_dir():
+        raise UserError("E723", "no such folder", "Give the folder of the model's tokenizer", str(tokenizer_folder))
     if target.exists():
         raise UserError("E720", f"the repository already holds a model '{target.name}'", "Choose another name", str(folder))
     entries = [entry for entry in facts["files"].values() if entry["precision"] == precision]

@@ -11,7 +11,7 @@ from compressor.errors import UserError
 from serving.client import Client
 from serving.clients.by_choice import best_choices
 from serving.clients.text_bytes import Text
-from serving.layout.text_outputs import TEXT_BACKEND, TEXT_SUFFIX
+from serving.layout.text_outputs import GENERATE_BACKEND, TEXT_BACKEND, TEXT_SUFFIX
 
 
 def predict(
@@ -28,8 +28,10 @@ def predict(
     Tagged for token classification, whose words are separated by spaces; LabelsFound for several labels, Answer for questions
     with a context, Choice for a text with its choices, (text, choice, choice, ...).
 
-    As `predictor`, which raises what it says, for one call.
+    As `predictor`, which raises what it says, for one call. ValueError for one text in place of several.
     """
+    if isinstance(texts, (str, bytes)):
+        raise ValueError("texts is one text: give a list of them")
     with Client(url, ca=ca, token=token) as client:
         return predictor(client, model, version_folder, task=task)(texts)
 
@@ -50,7 +52,11 @@ def predictor(
     # imported here: each loads only what its own way needs
     if version_folder is None:
         for name in (f"{model}{TEXT_SUFFIX}", model):
-            if client.ready(name) and (config := client.config(name)).get("backend") == TEXT_BACKEND:
+            config = client.config(name) if client.ready(name) else {}
+            if config.get("backend") == GENERATE_BACKEND:
+                fix = "Send its prompts to the server's generate_stream, or with Client.infer"
+                raise UserError("E716", f"model '{name}' continues texts", fix)
+            if config.get("backend") == TEXT_BACKEND:
                 from serving.clients.by_text import TextPredictor
 
                 return _of_rows(TextPredictor(client, name, config, task))

@@ -19,13 +19,14 @@ from pathlib import Path
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+from compressor.arguments import require_all_of
 from compressor.errors import UserError
 from compressor.models.hub import TOKENIZER_FILES
 from export.runtimes.runtime import Runtime
 from export.runtimes.runtime_registry import runtime_of
 from serving.backend_files import backend_names
 from serving.backends.door import VERSION_FILE
-from serving.layout.knobs import DEFAULT_KNOBS, Knobs
+from serving.layout.knobs import DEFAULT_KNOBS, INTERFACES, Knobs
 from serving.layout.model_config import text_config, token_config
 from serving.layout.text_outputs import LABELS_FILE, TEXT_SUFFIX
 from serving.layout.version_file import VersionFacts
@@ -60,7 +61,8 @@ def write_repository(
     `path` is a model file of `runtime` (default: by its ending, an ONNX file or OpenVINO's .xml with its .bin beside it).
     Tensors, types and dims come from it; with `max_batch_size` > 0 its first axis must be dynamic and is left out of the
     config. Without `facts` it is a model of unknown use: its requests are not checked, and it takes no texts. Raises UserError
-    E720 (name), E721 (model file), E722 (labels), E723 (tokenizer), E901 (packages of the runtime).
+    E720 (name), E721 (model file), E722 (labels), E723 (tokenizer), E901 (packages of the runtime); ValueError for other
+    interfaces, or texts without facts.
     """
     path, runtime = Path(path), runtime or runtime_of(Path(path))
     models = models_of(
@@ -78,6 +80,12 @@ def write_repository(
     return Path(folder, next(iter(models)))
 
 
+def check_name(name: str) -> None:
+    """Raises UserError E720 for what is no model's name: it becomes a folder's."""
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
+        raise UserError("E720", f"'{name}' is not a model name", "Use letters, digits, '_', '-' and '.'")
+
+
 def models_of(
     name: str,
     path: Path,
@@ -92,8 +100,10 @@ def models_of(
 
     Raises UserError E720 to E723.
     """
-    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
-        raise UserError("E720", f"'{name}' is not a model name", "Use letters, digits, '_', '-' and '.'")
+    check_name(name)
+    require_all_of("interfaces", interfaces, INTERFACES)
+    if "text" in interfaces and facts is None:
+        raise ValueError("interfaces has text, and facts is None: what the texts are for is not known")
     if tokenizer_folder is not None:
         tokenizer_files(tokenizer_folder)
     elif "text" in interfaces:

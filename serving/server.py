@@ -69,6 +69,9 @@ class EmbeddedServer:
         self.models, self.ready_timeout, self.max_body = models, ready_timeout, max_body
         self.token, self.exit_seconds = token, exit_seconds
         self._requested_ports = {"http": http_port, "grpc": grpc_port, "metrics": metrics_port}
+        for name, port in self._requested_ports.items():
+            if port not in range(65536):
+                raise ValueError(f"{name}_port is {port!r}: 0 to 65535, and 0 is any free one")
         self.ports: dict[str, int] = {}
         self.triton: TritonProcess | None = None
         self.guard: GuardProcess | None = None

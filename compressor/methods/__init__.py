@@ -7,10 +7,12 @@ covers it. Importing this package and its rows loads no torch: pipeline files ar
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
+from compressor.arguments import require_number, require_one_of, require_whole
 from compressor.compression import compression_of
 from compressor.cost import ModelShape
 from compressor.errors import UserError
@@ -112,6 +114,37 @@ class Options:
     group: str = "tune"
     omega: Mapping[str, Tensor] | None = None
 
+    def __post_init__(self) -> None:
+        for name, words in WORDS.items():
+            require_one_of(name, getattr(self, name), get_args(words))
+        for name in ("rank", "bottleneck", "length"):
+            require_whole(name, getattr(self, name))
+        require_whole("tasks", self.tasks, 0)
+        for name in ("top", "burn_in", "renew"):
+            if getattr(self, name) is not None:
+                require_whole(name, getattr(self, name))
+        require_number("alpha", self.alpha, -math.inf)
+        require_number("keep", self.keep, 0, 1, above=True)
+        require_number("mixout", self.mixout, 0, 1)
+        require_number("reserve", self.reserve, 0, 1, above=True)
+        require_number("penalty", self.penalty, 0)
+        require_number("eps", self.eps, 0)
+        if self.budget is not None:
+            require_number("budget", self.budget, 0, above=True)
+
+
+WORDS = {
+    "placement": Placement,
+    "shared": Shared,
+    "masks": Masks,
+    "on": On,
+    "combine": Combine,
+    "strategy": Strategy,
+    "schedule": Timing,
+    "deselected": Deselected,
+    "child": Child,
+}
+"""The options that are one of a few words."""
 
 OF_TRAINING = ("mask_learning_rate", "final_learning_rate", "checkpoints")
 """Method-specific keys of the training itself, not of the changes that a method attaches."""
@@ -239,14 +272,26 @@ def method(name: str) -> Method:
 def apply(model: nn.Module, name: str, options: Options) -> None:
     """Freeze the base, attach the method's parameters, and leave exactly those and the task head trainable.
 
-    Poolers of the base stay frozen. Raises UserError E302 and E411 (modules), E407 if the architecture does not support it.
+    Poolers of the base stay frozen. Raises UserError E302 and E411 (modules), E407 if the architecture does not support it;
+    ValueError where the method needs positions (`omega`), a `budget` or `modules`, and the options have none.
     """
     chosen = method(name)
+    _require_given(chosen, options)
     if REST in options.modules and "modules" in chosen.reads and not chosen.reaches_everything(options):
         what = f"modules: everything is not possible with method {name}, which changes matrices of the blocks"
         raise UserError("E411", what, "Use modules: all, or method: selective on the weights")
     chosen.attach(model, options)
     set_trainable(model, base=chosen.trains_base, groups=(options.group,), top=options.top)
+
+
+def _require_given(chosen: Method, options: Options) -> None:
+    """Raises ValueError for options of which the method would attach nothing, or only a part."""
+    if chosen.takes_places(options) and options.strategy == "static" and options.omega is None:
+        raise ValueError(f"{chosen.name} trains values on chosen positions, and omega is None: see compressor.selection")
+    if chosen.needs_budget(options) and options.budget is None and not chosen.takes_places(options):
+        raise ValueError(f"{chosen.name} chooses its positions while training, and budget is None")
+    if chosen.moves_modules(options, options.on) and not options.modules:
+        raise ValueError(f"{chosen.name} changes the matrices that modules names, and it names none")
 
 
 def set_trainable(model: nn.Module, *, base: bool, groups: Collection[str], top: int | None = None) -> None:

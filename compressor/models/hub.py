@@ -18,9 +18,10 @@ from compressor.digests import sha256_kept, sha256_of
 from compressor.errors import UserError
 from compressor.models.architectures import row_of
 from compressor.models.files.damage import Damage, door, read_json, reading_by_library
-from compressor.models.files.model_folder import CONFIG, TOKENIZER_FILES, TRIAL, check_pretrained
+from compressor.models.files.model_folder import CONFIG, TOKENIZER_FILES, check_pretrained
 from compressor.models.files.weight_files import FLOATS, INDEX, WEIGHTS, StoredTensor, stored_tensors, weight_names
 from compressor.models.row_file import row_digest, row_entry, row_in
+from compressor.models.special_tokens import padding_id
 from compressor.models.tasks_table import HEAD_TASKS, task_of_class
 from compressor.run_store import is_run, last_model
 from compressor.text_files import from_home, written_as_path
@@ -51,6 +52,7 @@ def resolve(reference: str, relative_to: Path = Path()) -> Reference:
     Raises UserError E303 (not found), E304 (not whole, damaged, or pruned already), E301 (architecture), and of the folder of
     a run E305, E805.
     """
+    reference = str(reference)
     folder = find_folder(reference, relative_to)
     with door("E304", f"model '{reference}'"):
         check_pretrained(folder)
@@ -150,11 +152,15 @@ def build(folder: Path, label_names: list[str], seed: int = 0, auto_class: str =
     """The pretrained model of `folder` with a task head (of `auto_class`), one output per label, in float32 and eval mode.
 
     The head is drawn from `seed`, whatever `folder` holds; only one whose labels are exactly `label_names` is kept.
-    `model.compression` tells which, and `head_names(model)` which parameters it has. Raises UserError E304 when the file lacks
-    tensors of the base: they would be random; E309 as `weightless_model`.
+    `model.compression` tells which, and `head_names(model)` which parameters it has. Raises UserError E303 without the folder;
+    E304 when the file lacks tensors of the base: they would be random; E309 as `weightless_model`.
     """
     import torch
 
+    folder = from_home(folder)
+    if not folder.is_dir():
+        fix = "Give the folder of a model; that of a package or of the hub is found by compressor.models.hub.resolve"
+        raise UserError("E303", "no such folder", fix, str(folder))
     empty = weightless_model(folder, label_names, auto_class)
     origin, tensors = _stored_head(folder, empty)
     torch.manual_seed(seed)
@@ -186,6 +192,8 @@ HEAD_ORIGINS = {
     "replaced": "the base's own task head is for other labels or another task: a fresh one is trained instead",
 }
 """Where the task head of a model comes from, in words."""
+DRAWN_HEADS = ("fresh", "replaced")
+"""Those with random weights."""
 
 
 def head_origin(folder: Path, label_names: list[str], auto_class: str = SEQUENCES) -> str:
@@ -352,28 +360,11 @@ def is_hub_id(reference: str, folder: Path) -> bool:
 
 
 def head_names(model: nn.Module) -> frozenset[str]:
-    """Names of the task head's parameters (`task_head`)."""
-    return compression_of(model).head_parameters
-
-
-def padding_id(config: PretrainedConfig, folder: Path) -> int:
-    """The id that pads input_ids, in training and wherever the model runs: the config's own, else the tokenizer's padding
-    token, else its end of sentence. `folder` holds the tokenizer. Raises UserError E304 where there is none of them.
-    """
-    # some Llamas say -1
-    if config.pad_token_id is not None and 0 <= config.pad_token_id < config.vocab_size:
-        return config.pad_token_id
-    tokenizer = tokenizer_of(folder)
-    for token in (tokenizer.pad_token_id, tokenizer.eos_token_id):
-        if token is not None:
-            return token
-    what = "neither config.json nor the tokenizer has a padding token, and there is no end-of-sentence token either"
-    raise UserError("E304", what, "Give config.json a pad_token_id", str(folder))
-
-
-def start_id(config: PretrainedConfig, pad_id: int) -> int:
-    """The id that the inputs of a decoder behind an encoder begin with: the config's own, else that of padding, as in T5."""
-    return pad_id if config.decoder_start_token_id is None else config.decoder_start_token_id
+    """Names of the task head's parameters: as `build` found them, or those of a model that transformers built (`task_head`)."""
+    compression = compression_of(model)
+    if compression.head_parameters is None:
+        compression.head_parameters = task_head(model)
+    return compression.head_parameters
 
 
 def end_id(folder: Path) -> int | None:
@@ -381,20 +372,3 @@ def end_id(folder: Path) -> int | None:
     with door("E304", "the folder", str(folder)):
         row = row_in(read_json(folder / CONFIG))
     return config_of(folder).eos_token_id if row.head_on_end else None
-
-
-def end_id_of(model: nn.Module) -> int | None:
-    """`end_id` of a live model."""
-    from compressor.models.anatomy import row_of_model
-
-    return model.config.eos_token_id if row_of_model(model).head_on_end else None
-
-
-def tokenizer_of(folder: Path):
-    """The fast tokenizer stored in `folder`, from local files only; no code of the folder runs. Raises UserError E304."""
-    from transformers import AutoTokenizer
-
-    with door("E304", "the folder", str(folder)), reading_by_library("has a tokenizer that transformers cannot use"):
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        tokenizer(*TRIAL, verbose=False)  # a key of another type than it must have is read here first
-    return tokenizer

@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from compressor.arguments import require_one_of
 from compressor.errors import UserError
 from compressor.models.anatomy import Layer, Matrix, layers_of
 from compressor.models.modules import STRUCTURES
 from compressor.pruning.block_passes import BlockPasses, Inputs, require_finite, streams_of
 from compressor.pruning.refit import RIDGE
-from compressor.pruning_criteria import LOSS_POWER, Criterion, Structure
+from compressor.pruning_criteria import LOSS_POWER, SUMS, Criterion, Structure
 from compressor.selection import finite
 from compressor.tasks.kinds.classification import KIND as CLASSIFICATION
 from compressor.tasks.task_kind import TaskKind
@@ -54,6 +55,7 @@ def weight_scores(
 
     Raises UserError E502 when the criterion is delta and no matrix of the structure has one, E409 where a weight is not finite.
     """
+    require_one_of("criterion", criterion, SUMS)
     scores = []
     for layer, units in zip(layers_of(model), units_of(model, structure), strict=True):
         matrices = [(layer.matrix(name), rows) for name, rows in _scored_matrices(layer, structure, modules)]
@@ -121,6 +123,9 @@ def loss_scores(
     what it adds to its input. The sum over tokens and features is signed, the one over rows is not. The model is in eval mode.
     Raises UserError E521 where a gradient is not finite.
     """
+    require_one_of("criterion", criterion, LOSS_POWER)
+    if not encodings:
+        raise ValueError("encodings is empty: scores by the loss need labelled rows")
     totals = [torch.zeros(units) for units in units_of(model, structure)]
     if not any(len(total) for total in totals):  # the block has no such units, or none left
         return totals

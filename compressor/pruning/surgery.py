@@ -7,6 +7,7 @@ to rebuild the shapes.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -33,6 +34,15 @@ class Removal:
     neurons: list[int] = field(default_factory=list)
     cross_heads: list[int] = field(default_factory=list)
     whole: bool = False
+
+    def __post_init__(self) -> None:
+        for structure in STRUCTURES:
+            numbers = getattr(self, structure)
+            if isinstance(numbers, Tensor):
+                numbers = numbers.tolist()
+            if isinstance(numbers, str) or not all(hasattr(number, "__index__") for number in numbers):
+                raise ValueError(f"{structure} is {numbers!r:.80}: a list of whole numbers")
+            object.__setattr__(self, structure, [operator.index(number) for number in numbers])
 
     def of(self, structure: str) -> list[int]:
         """The indices of one structure, sorted, without duplicates."""
@@ -73,6 +83,8 @@ def check_heads(model: nn.Module) -> None:
 
 def _check(layers: list[Layer], removals: Mapping[int, Removal]) -> None:
     for number, removal in removals.items():
+        if number not in range(len(layers)):
+            raise UserError("E501", f"there is no block {number!r}", f"The model has {len(layers)}, counted from 0")
         layer = layers[number]
         for structure in STRUCTURES:
             units, gone = layer.units(structure), removal.of(structure)

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
 
+from compressor.arguments import require_one_of
 from compressor.deltas.kinds.mask import Mask, WeightMask
 from compressor.deltas.links import attach, chains, detach, merged_copy
 from compressor.deltas.sources import top_mask
 from compressor.errors import UserError
 from compressor.models.anatomy import Matrix, layers_of
 from compressor.pruning.scores import Changes
-from compressor.pruning_criteria import LOSS_POWER, UNSTRUCTURED, Hides, NofM, WeightCriterion
+from compressor.pruning_criteria import LOSS_POWER, SUMS, UNSTRUCTURED, Hides, NofM, WeightCriterion
 from compressor.selection.finite import require_finite, require_ranks
 from compressor.tasks.kinds.classification import KIND as CLASSIFICATION
 from compressor.tasks.task_kind import TaskKind
@@ -33,6 +35,7 @@ def importance(matrices: Sequence[Matrix], criterion: WeightCriterion, changes: 
     W is the frozen weight, as in DSEE. Raises UserError E502 when the criterion is delta and a matrix has none, E409 for scores
     that are not finite.
     """
+    require_one_of("criterion", criterion, (*SUMS, "delta_or_weight", "random"))
     generator, scores = torch.Generator().manual_seed(seed), {}
     for matrix in matrices:
         if criterion == "random":
@@ -63,6 +66,7 @@ def loss_importance(
     w is W + ΔW and g the gradient of a batch's summed loss at it; within a batch rows may cancel. `encodings` are
     (inputs, labels). `model` is left alone. Raises UserError E409 for scores that are not finite.
     """
+    require_one_of("criterion", criterion, LOSS_POWER)
     merged = merged_copy(model).eval().requires_grad_(False)
     names = {matrix.path for matrix in matrices}
     copies = [matrix for layer in layers_of(merged) for matrix in map(layer.matrix, layer.names) if matrix.path in names]
@@ -141,6 +145,7 @@ def hide(matrix: Matrix, keep: Tensor, pattern: str, hides: Hides = "both") -> N
 
 def mask_of(matrix: Matrix, hides: Hides) -> Mask | None:
     """The mask of a matrix over W + ΔW, or over W alone."""
+    require_one_of("hides", hides, get_args(Hides))
     return matrix.mask if hides == "both" else matrix.weight_mask
 
 

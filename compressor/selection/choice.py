@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from compressor.account import Places
+from compressor.arguments import require_one_of
 from compressor.deltas.sources import top_mask
 from compressor.errors import UserError
 from compressor.selection.finite import LARGEST_WEIGHT, require_finite, require_ranks
@@ -89,8 +90,10 @@ def choose_all(scores: Mapping[str, Tensor], layer_of: Mapping[str, int], places
 def weight_score(weight: Tensor, score: str, seed: int, *, path: str = "this matrix", **settings) -> Tensor:
     """Scores of one matrix (out, in) from its weights alone; `settings` are the options of the score.
 
-    Raises UserError E409, which names `path`, if a weight is not finite, or implausibly large, or a score is NaN.
+    Raises UserError E409, which names `path`, if a weight is not finite, or implausibly large, or a score is NaN; ValueError
+    for another score.
     """
+    require_one_of("score", score, WEIGHT_SCORES)
     require_finite(weight, f"score {score}: the weights of {path}", most=LARGEST_WEIGHT)
     scores = WEIGHT_SCORES[score](weight.detach().float(), seed, **settings)
     require_ranks(scores, f"score {score}: the scores of {path}")

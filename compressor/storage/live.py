@@ -14,7 +14,7 @@ from compressor.compression import Origin, compression_of
 from compressor.deltas.inserts import inserts_of, take_out
 from compressor.deltas.links import chains, detach, plain_name
 from compressor.errors import UserError
-from compressor.models.hub import GENERATIVE, Reference, auto_class_of, build, head_names, name_outputs, resolve
+from compressor.models.hub import DRAWN_HEADS, GENERATIVE, Reference, auto_class_of, build, head_names, name_outputs, resolve
 from compressor.pruning.surgery import kept_of, restore_kept
 from compressor.storage.changes import restore
 from compressor.storage.delta_file import DAMAGED, DeltaFile, buffer_of, read
@@ -160,7 +160,7 @@ def _misfit(error: Exception, path: Path | str) -> UserError:
 def load(base: nn.Module | Path | str | None, path: Path | str) -> nn.Module:
     """The model of a delta file on `base`: a live model, a folder, a hub id, or None for the reference in the file.
 
-    Raises UserError E310, E316, E306, E311 and, for a folder or hub id, E303 and E304.
+    Raises UserError E310, E316, E306, E311 and, for a folder or hub id, E303 and E304. TypeError for any other base.
     """
     if isinstance(base, nn.Module):
         return apply(base, path)
@@ -177,6 +177,9 @@ def load_on(delta: DeltaFile, base: Path | str | None, path: Path | str) -> nn.M
     except DAMAGED as error:
         raise _misfit(error, path) from None
     check_head(model, delta.head, delta.labels)
+    if delta.head is None and compression_of(model).head_origin in DRAWN_HEADS:
+        what = "the delta has no task head, and the base none for these labels: its answers would be random"
+        raise UserError("E311", what, "Write the delta with its head, or apply it to the live model that has one", str(path))
     return _put_on(remember(model, resolved.reference, resolved.sha256), delta, path)
 
 

@@ -134,7 +134,10 @@ def predict(
     batch_size: int = 32,
     on_batch: Callable[[int], None] = lambda rows: None,
 ) -> np.ndarray:
-    """Logits (predictions, classes) in the order of `rows`: one prediction per row, or one per token label in `labels`."""
+    """Logits (predictions, classes) in the order of `rows`: one prediction per row, or one per token label in `labels`. Raises
+    ValueError for no rows."""
+    if not len(rows):
+        raise ValueError("rows is empty: there is nothing to predict")
     logits: list[np.ndarray | None] = [None] * len(rows)
     for chosen in batches(rows, batch_size):
         for row, values in zip(chosen, predictions_of(forward, rows, chosen, pad_id, labels), strict=True):

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from compressor.arguments import require_number, require_whole
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -28,6 +30,15 @@ class Schedule:
     """Number of optimizer steps, instead of that of `epochs`."""
     dropout: bool = True
     """False: the layers compute as in eval mode; only changes that differ in training, such as gates, do so."""
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "accumulate"):
+            require_whole(name, getattr(self, name))
+        if self.max_steps is not None:
+            require_whole("max_steps", self.max_steps)
+        require_number("epochs", self.epochs, 0, above=True)
+        require_number("learning_rate", self.learning_rate, 0)
+        require_number("warmup", self.warmup, 0, 1)
 
     def steps(self, rows: int) -> int:
         """Optimizer steps for a training set of `rows`."""

@@ -39,7 +39,7 @@ from compressor.training.unfinished import load_changing, newest, save_changing,
 
 class TrainingRows(torch.utils.data.Dataset):
     """Token lists with labels and, for distillation, the teacher's outputs (`tasks.predictions.by_row`), all row by row;
-    the loss is that of `kind`."""
+    the loss is that of `kind`. Raises ValueError for no rows, and for others than there are labels or outputs."""
 
     def __init__(
         self,
@@ -48,6 +48,11 @@ class TrainingRows(torch.utils.data.Dataset):
         teacher: Sequence[np.ndarray] | None = None,
         kind: TaskKind = CLASSIFICATION,
     ):
+        if not len(rows):
+            raise ValueError("rows is empty: there is nothing to train on")
+        for what, given in (("labels", labels), ("outputs of a teacher", teacher)):
+            if given is not None and len(given) != len(rows):
+                raise ValueError(f"{len(rows)} rows and {len(given)} {what}")
         self.rows, self.labels, self.teacher, self.kinds = rows, labels, teacher, (kind,)
 
     def __len__(self) -> int:
@@ -260,12 +265,13 @@ def train(
 
     Uses the GPU if torch finds one. Deterministic for one seed, thread count and number of processes. With several processes
     (torchrun) all call this with the same arguments; each computes its share of every batch, and all end with the same model.
-    Every `save_every` seconds a checkpoint
-    is written to `work`; a call that finds one there resumes from it. Raises UserError E406 when a gradient or a parameter is
-    no longer finite. If Ω grows, `on_stop` is called with each of `stops` while exactly that many positions are chosen. With
-    `best` (only where Ω does not grow and nothing is projected) the model gets the best parameters instead of the last.
+    Every `save_every` seconds a checkpoint is written to `work`; a call that finds one there resumes from it. If Ω grows,
+    `on_stop` is called with each of `stops` while exactly that many positions are chosen. With `best` (only where Ω does not
+    grow and nothing is projected) the model gets the best parameters instead of the last.
+
+    Raises UserError E406 when a gradient or a parameter is no longer finite, ValueError where nothing is trainable.
     """
-    callbacks = [Report(on_step), Save(save_every)]
+    callbacks, work = [Report(on_step), Save(save_every)], Path(work)
     with divided_cores():
         told = _ignore if helping() else on_stop
         trainer = trainer_of(model, dataset, pad_id, schedule, work, callbacks, stops, told, teacher, best)
@@ -315,12 +321,14 @@ def trainer_of(
     best: KeepBest | None = None,
     **overrides,
 ) -> TaskTrainer:
-    """The Trainer of one training; `overrides` replace its TrainingArguments."""
+    """The Trainer of one training; `overrides` replace its TrainingArguments. Raises ValueError where nothing is trainable."""
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ValueError("no parameter has requires_grad: see compressor.methods.apply")
     growing = hasattr(model, "growth")
     arguments = {
         "output_dir": str(work),
         "num_train_epochs": schedule.epochs,
-        "max_steps": schedule.max_steps or -1,
+        "max_steps": -1 if schedule.max_steps is None else schedule.max_steps,
         "learning_rate": schedule.learning_rate,
         "per_device_train_batch_size": schedule.batch_size,
         "gradient_accumulation_steps": schedule.accumulate,

@@ -108,6 +108,7 @@ def open_generator(
 
 def open_live(folder: Path, precision: str = "fp32", *, threads: int | None = None) -> Live:
     """The ONNX Runtime sessions of an exported generative model. Raises UserError E602."""
+    folder = Path(folder)
     files = facts_of(folder)["files"]
     paths = [folder / entry["path"] for entry in files.values() if entry["precision"] == precision]
     if not paths:
@@ -119,6 +120,7 @@ def open_live(folder: Path, precision: str = "fp32", *, threads: int | None = No
 
 def facts_of(folder: Path) -> dict[str, Any]:
     """Read the export.json of an exported generative model. Raises UserError E602 where there is none."""
+    folder = Path(folder)
     try:
         facts = json.loads((folder / PROOF).read_text(encoding="utf-8"))
         readable = isinstance(facts["generation"], dict) and all(

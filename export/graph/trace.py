@@ -136,6 +136,14 @@ def matrices(graph: onnx.ModelProto) -> list[str]:
     return [node.name for node in graph.graph.node if node.op_type in PRODUCTS and weights & set(node.input)]
 
 
+def require_matrices(graph: onnx.ModelProto, names: Sequence[str]) -> None:
+    """Raises ValueError for a name that is of no product of a graph."""
+    nodes = [node.name for node in graph.graph.node]
+    for name in names:
+        if not products_of([name], nodes):
+            raise ValueError(f"excluded has {name!r}, which the graph does not compute: its matrices are those of `matrices`")
+
+
 @contextlib.contextmanager
 def unchanged(model: nn.Module) -> Iterator[nn.Module]:
     """Context with the model in eval mode; modes and config are restored afterwards."""

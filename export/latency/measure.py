@@ -22,11 +22,13 @@ from typing import IO, Any
 
 import numpy as np
 
+from compressor.arguments import require_one_of, require_whole
 from compressor.errors import UserError
 from compressor.tasks.features import Encoding
 from export.latency.core_time import CoreTime, waited_by_most
 from export.latency.programs import worker_environment
 from export.runtimes.runtime import Device
+from export.runtimes.runtime_registry import RUNTIMES
 
 WARM_UP = 3
 """Untimed calls of every variant at every shape."""
@@ -35,6 +37,9 @@ TOKENS = 16
 """Tokens of a generating model whose mean is one sample."""
 TOKEN_SECONDS = 60.0
 """For the further tokens of all variants behind prompts of one shape."""
+
+
+WAYS_OF_PYTORCH = ("pytorch", "torch.compile", "cuda graphs")
 
 
 class Unmeasurable(UserError):
@@ -194,6 +199,14 @@ def workers(variants: Sequence[LatencyVariant], threads: int | None) -> Iterator
             raise
 
 
+def _check(variants: Sequence[LatencyVariant]) -> None:
+    names = [variant.name for variant in variants]
+    if not names or len(set(names)) < len(names):
+        raise ValueError(f"variants are {', '.join(names) or 'none'}: give some, each with a name of its own")
+    for variant in variants:
+        require_one_of("runtime", variant.runtime, (*WAYS_OF_PYTORCH, *RUNTIMES))
+
+
 def measure(
     variants: Sequence[LatencyVariant],
     shapes: Sequence[tuple[int, int]],
@@ -206,7 +219,12 @@ def measure(
     on_round: Callable[[], None] = lambda: None,
 ) -> list[Measurement]:
     """Time every variant at every (batch, length), `rounds` times, interleaved; `seconds` are for one shape. With `tokens`, see
-    `time_shape`. Raises UserError E603."""
+    `time_shape`. Raises UserError E603; ValueError for no or unknown variants, two of one name, or less than one round."""
+    _check(variants)
+    require_whole("rounds", rounds)
+    for batch, length in shapes:
+        require_whole("batch", batch)
+        require_whole("length", length)
     shuffle, results = random.Random(seed), []
     with workers(variants, threads) as live:
         for batch, length in shapes:

@@ -25,8 +25,8 @@ from compressor.cost import LayerShape, ModelShape, shape_of
 from compressor.errors import UserError
 from compressor.models.anatomy import layers_of
 from compressor.models.first_token import reads_first_token
-from compressor.models.hub import end_id_of
 from compressor.models.modules import STRUCTURES
+from compressor.models.special_tokens import end_id_of
 from compressor.pruning.sizes import stacks_of
 from compressor.pruning.surgery import Removal, remove
 from export.graph.trace import trace

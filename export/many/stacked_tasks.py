@@ -13,7 +13,8 @@ from torch import nn
 
 from compressor.deltas.stacking import changes_of_task, stack_tasks
 from compressor.errors import UserError
-from compressor.models.hub import GENERATIVE, Reference, padding_id, tokenizer_of
+from compressor.models.hub import GENERATIVE, Reference
+from compressor.models.special_tokens import padding_id, tokenizer_of
 from compressor.models.tasks_table import BY_AUTO_CLASS
 from compressor.storage.delta_file import DeltaFile, read
 from compressor.storage.live import apply, base_of, load_on, strip
@@ -93,8 +94,10 @@ def stack_files(paths: Sequence[Path], folder: Path, *, base: str | None = None,
     mix all tasks, and alone.
 
     Raises UserError E775 (files of different bases, prunings or heads), E776 (changes that cannot be stacked), E777 (names of
-    tasks), those of reading a delta file (E306, E310, E311, E316), and CheckError E610.
+    tasks), those of reading a delta file (E306, E310, E311, E316), and CheckError E610; ValueError for no files.
     """
+    if not paths:
+        raise ValueError("paths is empty: give the delta files of the tasks")
     deltas = [read(path) for path in paths]
     names = task_names(paths)
     _check_alike(paths, deltas)

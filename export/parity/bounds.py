@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from compressor.arguments import require_one_of
+
 if TYPE_CHECKING:
     from compressor.tasks.task_kind import TaskKind
 
@@ -101,7 +103,9 @@ MATRIX_DIFFERS = 1e-5
 
 
 def row_of(kind: str, task: TaskKind) -> str:
-    """The key of a kind of conversion in BOUNDS: for generative tasks some kinds have a separate bound."""
+    """The key of a kind of conversion in BOUNDS: for generative tasks some kinds have a separate bound. Raises ValueError for
+    another kind."""
+    require_one_of("kind", kind, BOUNDS)
     generated = f"{kind}{GENERATED}"
     return generated if task.generates and generated in BOUNDS else kind
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from compressor.arguments import require_all_of, require_one_of
 from compressor.errors import UserError
 from compressor.processor import weight_bits
 from export.runtimes.runtime import Device, PassProfile, Runtime, TensorSpec
@@ -157,12 +158,17 @@ def write_onnx(
 
     fp32 and int8 are rewritten for the CPU; int8 has one scale a channel, and the nodes `excluded` (of `matrices`) stay fp32
     in it. Without `fuse`, no operator joins several of the model's. `limit` is as in `export.graph.files.save`,
-    `weight_bits` (7 or 8) as in `compressor.processor`.
+    `weight_bits` (7 or 8) as in `compressor.processor`. Raises ValueError for unknown precisions, matrices or widths.
     """
+    require_all_of("precisions", precisions, RUNTIME.precisions)
+    require_one_of("weight_bits", weight_bits, (7, 8))
     from export.graph.files import SINGLE_FILE_LIMIT, carry_over, save
     from export.graph.half import brain, half
     from export.graph.rewrite import for_cpu, fused, quantized_dynamic
+    from export.graph.trace import require_matrices
 
+    require_matrices(graph, excluded)
+    folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     writers = {
         "fp32": lambda: for_cpu(graph, join=fuse),

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from compressor.arguments import require_all_of
 from compressor.errors import UserError
 from export.runtimes.runtime import Device, PassProfile, Runtime, TensorSpec
 
@@ -134,16 +135,20 @@ def export_openvino(
     `graph` is the unfused fp32 graph (`export.graph.trace.trace`): the fused operators exist in ONNX Runtime only. `rows`
     are padded batches, int64 (batch, length), that int8 is calibrated on; the matrices `excluded` (names of
     `export.graph.trace.matrices`) stay fp32 in it. Equal inputs give equal bytes.
-    Raises UserError E901 (extra missing), E605 (int8 without rows).
+    Raises UserError E901 (extra missing), E605 (int8 without rows); ValueError for unknown precisions or matrices.
     """
     RUNTIME.require(writing=True)
+    require_all_of("precisions", precisions, RUNTIME.precisions)
+    folder = Path(folder)
     if "int8" in precisions and not rows:
         raise UserError("E605", "static int8 needs rows to calibrate on", "Give training rows, or leave out int8")
     import openvino
 
     from export.graph.files import save
+    from export.graph.trace import require_matrices
     from export.runtimes.openvino_attention import join_attention, keep_axes, postpone_guards
 
+    require_matrices(graph, excluded)
     folder.mkdir(parents=True, exist_ok=True)
     paths = {}
     with tempfile.TemporaryDirectory() as scratch:

@@ -160,11 +160,11 @@ class Runtime:
         allows the fusions that are part of a file (`can_fuse`).
         Raises UserError E605 (static int8 without rows), E901 (packages are missing).
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{self.title} has no files that are written here; its own module does")
 
     def open(self, path: Path, device: Device, threads: int | None, swapped: Mapping[str, np.ndarray]) -> Session:
         """A session of an existing file; `export.runtimes.sessions.session` says the rest."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{self.title} is not run here: its files need the GPU that they were built for")
 
     def open_plain(self, path: Path) -> Session:
         """A session on the CPU without optimizations, so that every value of the graph is computed as it is written."""
@@ -228,7 +228,7 @@ class Runtime:
 
     def tensors(self, path: Path) -> tuple[list[TensorSpec], list[TensorSpec]]:
         """(inputs, outputs) of a model file. Raises UserError E721 (not readable), E901 (packages are missing)."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{self.title} does not show the tensors of a file")
 
     def configure(self, config: ModelConfig, path: Path) -> None:
         """Add to a Triton model config what the backend needs beside inputs, outputs and batching to serve the file `path`."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
+from compressor.arguments import require_one_of, require_whole
 from compressor.errors import UserError
 from export.runtimes.feeds import run
 from export.runtimes.runtime import Device, Runtime, Session
@@ -32,17 +33,24 @@ def session(
 
     Raises UserError E602 (file missing or of another kind), E645 (`swapped` is not of this file), E904 (an unavailable device:
     ONNX Runtime would silently fall back to the CPU; OpenVINO supports only the CPU here) and E901 (packages are missing).
+    ValueError for another device, or for threads below 1.
     """
+    path = Path(path)
     _require_file(path)
+    require_one_of("device", device, get_args(Device))
+    if threads is not None:
+        require_whole("threads", threads)
     return (runtime or runtime_of(path)).open(path, device, threads, swapped or {})
 
 
 def parity_session(runtime: Runtime, path: Path, precision: str, threads: int | None = None) -> Session:
     """A session on the CPU whose outputs a file of a precision is compared by: of the file, or of what emulates it there.
 
-    Raises UserError E602, E901, E904.
+    Raises UserError E602, E901, E904; ValueError for a precision that the runtime does not have.
     """
+    path = Path(path)
     _require_file(path)
+    require_one_of("precision", precision, runtime.precisions)
     return runtime.open_for_parity(path, precision, threads)
 
 

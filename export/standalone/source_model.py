@@ -21,7 +21,8 @@ from compressor.models.auto import HEADS, class_for
 from compressor.models.files.damage import Damage, door, read_json, reading_by_library
 from compressor.models.files.model_folder import CONFIG, check_pretrained
 from compressor.models.files.weight_files import INDEX, WEIGHTS, stored_tensors
-from compressor.models.hub import check_shapes, find_folder, task_head, tokenizer_of
+from compressor.models.hub import check_shapes, find_folder, task_head
+from compressor.models.special_tokens import tokenizer_of
 from compressor.models.tasks_table import BY_AUTO_CLASS
 from compressor.pruning.sizes import BY_STACK
 from compressor.pruning.weights import require_zeros_kept

@@ -12,7 +12,8 @@ from compressor.account import Plan
 from compressor.digests import sha256_kept
 from compressor.errors import UserError, UserErrors
 from compressor.models.architectures import row_of
-from compressor.models.hub import SEQUENCES, config_of, end_id, resolve, tokenizer_of
+from compressor.models.hub import SEQUENCES, config_of, end_id, resolve
+from compressor.models.special_tokens import tokenizer_of
 from compressor.tasks import data_files, named_files
 from compressor.tasks.data import read_data, read_test_rows
 from compressor.tasks.listing import listed

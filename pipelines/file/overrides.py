@@ -181,6 +181,9 @@ def _step(source: YamlSource, path: KeyPath, part: str, mark: str) -> KeyPath:
     places = {str(place): place for place in range(len(value))} if isinstance(value, list) else {}
     if part in places:
         return (*path, places[part])
+    if places and not part.isdecimal():
+        fix = f"It is a list: name an entry by its place, 0 to {len(places) - 1}, as in KEY.0.{part}"
+        raise UserError("E109", f"no '{part}' in '{dotted(path)}'", fix, mark)
     keys = list(value) if isinstance(value, dict) else list(places)
     raise UserError("E109", f"no '{part}' in '{dotted(path)}'", _advice(part, keys), mark)
 

@@ -15,6 +15,9 @@ Text = str | tuple[str, ...]
 def encoded(texts: Sequence[Text], pairs: bool, model: str) -> np.ndarray:
     """Texts as an array of bytes (texts, 1), or (texts, 2) for pairs. Raises UserError E717."""
     for number, text in enumerate(texts):
+        parts = (text,) if isinstance(text, str) else text
+        if not isinstance(parts, (tuple, list)) or not all(isinstance(part, str) for part in parts):
+            raise UserError("E717", f"text {number + 1} is {text!r:.60}, not a text", "Give a str, or a tuple of them")
         if isinstance(text, str) is pairs:
             takes, got = ("pairs of texts", "one") if pairs else ("single texts", "a pair")
             what = f"model '{model}' takes {takes}, text {number + 1} is {got}"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
-from serving.layout.text_outputs import TEXT
+from serving.layout.text_outputs import GENERATE_BACKEND, TEXT
 
-GENERATE_BACKEND = "compress_generate"
 OPTIONS = (
     ("MAX_TOKENS", "TYPE_INT32", 1),
     ("TEMPERATURE", "TYPE_FP32", 1),

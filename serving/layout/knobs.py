@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from compressor.arguments import require_number, require_whole
+
 INTERFACES = ("tokens", "text")
 """What a deployed model can take: arrays of token ids (the model NAME), texts (NAME-text)."""
 
@@ -32,6 +34,15 @@ class Knobs:
     max_queue_size: int = 0
     timeout_ms: float | None = None
     warmup: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("max_batch_size", "max_queue_delay_us", "max_queue_size"):
+            require_whole(name, getattr(self, name), 0)
+        for name in ("instances", "threads", "max_batch_tokens", "streams"):
+            if getattr(self, name) is not None:
+                require_whole(name, getattr(self, name))
+        if self.timeout_ms is not None:
+            require_number("timeout_ms", self.timeout_ms, 0, above=True)
 
 
 DEFAULT_KNOBS = Knobs()

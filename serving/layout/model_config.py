@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup, ModelQueuePolicy
 
+from compressor.arguments import require_one_of
 from compressor.errors import UserError
 from export.runtimes.runtime import Runtime, TensorSpec
 from serving.backends.door import TASK_NUMBER
@@ -67,7 +68,9 @@ def add_task_number(config: ModelConfig) -> None:
 
 
 def text_config(name: str, runtime: Runtime, facts: VersionFacts, knobs: Knobs) -> ModelConfig:
-    """The config of the model that takes texts, for this project's backend; dynamic batching merges its requests."""
+    """The config of the model that takes texts, for this project's backend; dynamic batching merges its requests. Raises
+    ValueError for facts of another kind of task."""
+    require_one_of("task", facts.task, TEXT_OUTPUTS)
     config = ModelConfig(name=name, backend=TEXT_BACKEND, max_batch_size=knobs.max_batch_size)
     for tensor in (TEXT, PAIR) if facts.pair or facts.task == ANY_KIND else (TEXT,):
         # each request to a model of many tasks may be of one that reads pairs or not

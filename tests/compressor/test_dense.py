@@ -24,7 +24,7 @@ from compressor.deltas.kinds.offset import Offset
 from compressor.deltas.kinds.sparse import Sparse
 from compressor.deltas.links import Delta, chain, merge_all
 from compressor.errors import UserError
-from compressor.methods import Options, apply
+from compressor.methods import Options, apply, set_trainable
 from compressor.models.anatomy import matrices_of
 from compressor.pruning.surgery import Removal, remove, silence
 from compressor.training.callbacks import CLIP
@@ -100,7 +100,7 @@ def test_without_chance_both_are_a_plain_dense_delta(tmp_path):
         return model.state_dict()
 
     def plain(model) -> None:
-        apply(model, "lora", Options(modules=()))  # freezes the base
+        set_trainable(model, base=False, groups=())
         for matrix in matrices_of(model, MODULES):
             matrix.attach(Offset(torch.zeros_like(matrix.original)))
 

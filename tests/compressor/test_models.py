@@ -14,7 +14,8 @@ from compressor.cost import shape_of
 from compressor.errors import UserError
 from compressor.methods import Options, apply
 from compressor.models.anatomy import layers_of
-from compressor.models.hub import build, head_names, padding_id, resolve, weightless_model
+from compressor.models.hub import build, head_names, resolve, weightless_model
+from compressor.models.special_tokens import padding_id
 from compressor.pruning.surgery import Removal, remove
 from tests.compressor.conftest import tiny
 from tests.tiny import write_model, write_tokenizer

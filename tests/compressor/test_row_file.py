@@ -116,7 +116,7 @@ import sys
 from compressor import load
 from compressor.checkpoint import save_checkpoint
 from compressor.models.auto import class_for
-from compressor.models.hub import tokenizer_of
+from compressor.models.special_tokens import tokenizer_of
 from pathlib import Path
 checkpoint, state, delta, base = map(Path, sys.argv[1:])
 rows = tokenizer_of(checkpoint)(["the film was great", "a dull plot ."], padding=True, return_tensors="pt")

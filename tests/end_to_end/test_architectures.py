@@ -9,7 +9,7 @@ import torch
 from compressor import load
 from compressor.errors import UserError
 from compressor.models.architectures import ARCHITECTURES
-from compressor.models.hub import tokenizer_of
+from compressor.models.special_tokens import tokenizer_of
 from compressor.tasks.features import pad
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline

@@ -7,7 +7,7 @@ import torch
 from click.testing import CliRunner
 
 from compressor import load
-from compressor.models.hub import tokenizer_of
+from compressor.models.special_tokens import tokenizer_of
 from compressor.tasks.task_kind import kind_of
 from export.parity.bounds import BOUNDS
 from export.parity.compare import in_words

@@ -14,7 +14,8 @@ import export.standalone.folder
 from compressor import load
 from compressor.checkpoint import save_checkpoint
 from compressor.errors import CheckError, UserError
-from compressor.models.hub import reference_to, tokenizer_of
+from compressor.models.hub import reference_to
+from compressor.models.special_tokens import tokenizer_of
 from compressor.pruning.surgery import Removal, remove
 from compressor.tasks.features import torch_forward
 from export.runtimes.onnxruntime import graph_values

@@ -258,7 +258,9 @@ def test_fp32_is_not_multiplied_in_tf32_on_cuda(exported, monkeypatch):
     import onnxruntime
 
     asked = []
-    monkeypatch.setattr(onnxruntime, "InferenceSession", lambda path, options, providers: asked.extend(providers) or MagicMock())
+    monkeypatch.setattr(
+        onnxruntime, "InferenceSession", lambda path, options, providers: asked.extend(providers) or MagicMock()
+    )
     for device in ("cpu", "cuda"):
         with contextlib.suppress(UserError):  # there may be no GPU
             session(exported("bert-dense").fp32, device=device)

@@ -9,7 +9,8 @@ import yaml
 
 import compressor
 from compressor.errors import UserError
-from compressor.models.hub import resolve, tokenizer_of
+from compressor.models.hub import resolve
+from compressor.models.special_tokens import tokenizer_of
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
 from tests.tiny import write_pipeline

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 import compressor
-from compressor.models.hub import tokenizer_of
+from compressor.models.special_tokens import tokenizer_of
 from compressor.storage.task_files import SHARED
 from compressor.tasks.features import predict, tokenize, torch_forward
 from compressor.tasks.reading import read_task

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 import compressor
-from compressor.models.hub import tokenizer_of
+from compressor.models.special_tokens import tokenizer_of
 from compressor.storage.delta_file import read
 from compressor.storage.task_files import SHARED
 from compressor.tasks.data import read_data

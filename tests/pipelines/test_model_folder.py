@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from compressor.errors import CompressError
 from compressor.models.files.damage import Damage, door
 from compressor.models.files.weight_files import check_weights
-from compressor.models.hub import resolve, tokenizer_of, weightless_model
+from compressor.models.hub import resolve, weightless_model
+from compressor.models.special_tokens import tokenizer_of
 from export.standalone.source_model import find_model
 from tests.damage import (
     INDEX,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from compressor.models.hub import start_id
+from compressor.models.special_tokens import start_id
 from compressor.tasks.decoding.decode_config import DecodeConfig
 from compressor.tasks.features import batches, pad
 

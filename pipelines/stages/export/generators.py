@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from compressor.errors import CheckError
-from compressor.models.hub import tokenizer_of
+from compressor.models.special_tokens import tokenizer_of
 from compressor.tasks.data import Data
 from export.graph.files import SINGLE_FILE_LIMIT
 from export.runtimes.runtime_registry import GENERATING, hop_of

@@ -15,7 +15,8 @@ from torch import nn
 
 from compressor.deltas.links import merge_all
 from compressor.errors import UserError
-from compressor.models.hub import build, config_of, padding_id
+from compressor.models.hub import build, config_of
+from compressor.models.special_tokens import padding_id
 from compressor.tasks.augmentation import variants
 from compressor.tasks.data import Data, TokenRows, tokenized
 from compressor.tasks.features import predict, torch_forward

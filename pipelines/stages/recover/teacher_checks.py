@@ -11,7 +11,8 @@ import numpy as np
 from compressor.cost import human_bytes, shape_of
 from compressor.errors import UserError
 from compressor.models.architectures import row_of
-from compressor.models.hub import config_of, end_id, head_origin, tokenizer_of, weightless_model
+from compressor.models.hub import config_of, end_id, head_origin, weightless_model
+from compressor.models.special_tokens import tokenizer_of
 from compressor.tasks import TaskConfig
 from compressor.tasks.data import TokenRows, tokenized
 from compressor.tasks.features import encode, tokens_of
