@@ -134,7 +134,10 @@ def test_a_name_with_a_dot_stands_in_quotes(write, tmp_path):
         ("tune.rank", "E109 --set tune.rank: not KEY=VALUE"),
         ("tune=8", "E109 --set tune=8: 'tune' is a whole stage"),
         ("stages=8", "E109 --set stages=8: neither a stage nor a key"),
-        ("prune.target.speedup=2", "'target' in 'stages[2].prune'. It is a list: name an entry by its place, 0 to 1, as in KEY.0"),
+        (
+            "prune.target.speedup=2",
+            "E109 --set prune.target.speedup=2: no 'target' in 'stages[2].prune'. It is a list: name an entry by its place, 0 to 1, as",
+        ),
         ("prune.items.2.remove=1", "E109 --set prune.items.2.remove=1: no '2' in 'stages[2].prune'. There are: 0, 1"),
         ("seed.x=1", "E104 --set seed.x=1"),
         ("select.count.x=1", "E109 --set select.count.x=1: 'stages[0].select.count' holds a value, not keys"),
