@@ -136,7 +136,7 @@ def test_a_name_with_a_dot_stands_in_quotes(write, tmp_path):
         ("stages=8", "E109 --set stages=8: neither a stage nor a key"),
         (
             "prune.target.speedup=2",
-            "E109 --set prune.target.speedup=2: no 'target' in 'stages[2].prune'. It is a list: name an entry by its place, 0 to 1, as",
+            "E109 --set prune.target.speedup=2: no 'target' in 'stages[2].prune'. It is a list: name an entry by its place",
         ),
         ("prune.items.2.remove=1", "E109 --set prune.items.2.remove=1: no '2' in 'stages[2].prune'. There are: 0, 1"),
         ("seed.x=1", "E104 --set seed.x=1"),
