@@ -115,7 +115,13 @@ def task_tables(report: Record) -> list[ReportTable]:
     every = [{"task": row["task"], **of} for row in rows for of in row["measured"]]
     examples = [{"task": row["task"], **one} for row in rows for one in row["examples"]]
     tables = [
-        made("summary", "What each task reaches", _task_columns(), rows, "Each from its own file, loaded on the base."),
+        made(
+            "summary",
+            "What each task reaches",
+            _task_columns(_constants(rows)),
+            rows,
+            "Each from its own file, loaded on the base.",
+        ),
         made("stored", "What is stored", _stored_columns(), report["stored"], "The head of a task is in its file."),
         made("metrics", "Every metric", _metric_columns(), every, "A test file is only scored: it chose nothing."),
         made("generated-examples", "Generated texts", _example_columns(), examples, "Evenly spread over the prompts."),
@@ -123,14 +129,19 @@ def task_tables(report: Record) -> list[ReportTable]:
     return [table for table in tables if table.rows]
 
 
-def _task_columns() -> list[Column]:
+def _constants(rows: list[Record]) -> bool:
+    """Whether a constant prediction is told of any task: of texts it is of none."""
+    return any(row["constant"] for row in rows)
+
+
+def _task_columns(constants: bool) -> list[Column]:
     return [
         Column("task", "l", text("task")),
         Column("kind", "l", text("kind")),
         Column("metric", "l", text("metric")),
         Column("quality", "r", text("quality")),
         Column("95 % interval", "r", text("interval")),
-        Column("of a constant prediction", "r", text("constant")),
+        *([Column("of a constant prediction", "r", text("constant"))] if constants else []),
         Column("validation rows", "r", count("validation_rows")),
         Column("training rows", "r", count("training_rows")),
         Column("of the steps", "r", lambda row: percent(row["share"])),
@@ -154,17 +165,19 @@ def _example_columns() -> list[Column]:
 
 
 def task_figure(report: Record) -> Figure:
-    """The main metric of every task with its interval, and what one constant prediction reaches."""
+    """The main metric of every task with its interval, and what one constant prediction reaches, where that is told."""
     rows = report["summary"]
+    constants = _constants(rows)
     drawn = [row["drawn"] for row in rows]
     look: dict[str, Any] = {"type": "scatter", "mode": "markers", "x": [row["task"] for row in rows]}
     data = [
         {**look, "name": "trained", "y": [one["value"] for one in drawn], "marker": {"size": 10, "color": COMPRESSED}}
         | interval_whisker(drawn, "value", 1),
-        {**look, "name": "constant", "y": [row["drawn_constant"] for row in rows], "marker": {"size": 9, "color": DENSE}},
     ]
-    caption = (
-        "The main metric of every task (those that are shares times 100) with its 95 % interval; grey: one constant prediction."
-    )
+    caption = "The main metric of every task (those that are shares times 100) with its 95 % interval"
+    if constants:
+        grey = {"y": [row["drawn_constant"] for row in rows], "marker": {"size": 9, "color": DENSE}}
+        data.append({**look, "name": "constant", **grey})
+        caption += "; grey: one constant prediction"
     frame = layout(xaxis={"showgrid": False}, yaxis={"title": {"text": "main metric"}})
-    return Figure("tasks", "Quality, task by task", caption, data, {**frame, "showlegend": True})
+    return Figure("tasks", "Quality, task by task", f"{caption}.", data, {**frame, "showlegend": constants})

@@ -111,6 +111,7 @@ def test_the_report_has_every_task_and_what_is_stored(project, out, compress):
     shown = compress("report", run)[1]
     assert "tasks/mood.safetensors" in shown and "report.html" in shown
     assert report["summary"][0]["constant"] == "50.0 %", "each class as often"
+    assert "of a constant prediction" in page and '"name": "constant"' in html
 
 
 def test_the_order_in_the_file_means_nothing_and_old_files_do_not_stay(project, out, compress):

@@ -75,6 +75,7 @@ def test_one_encoder_and_decoder_writes_the_answers_of_two_tasks(method, tmp_pat
     masks = read(files / "mood.safetensors").layout["tasks"]
     assert bool(masks) == (method == "propetl"), "only masks are a task's own"
     page = (out / "many" / "report.md").read_text()
+    assert "of a constant prediction" not in page and '"name": "constant"' not in (out / "many" / "report.html").read_text()
     assert f"| mood | {mood['generated']['examples'][0]['prompt']} |" in page, "examples of what each task writes"
     if method == "propetl":  # trained longest
         assert again["quality"]["accuracy"] > 0.6 and mood["quality"]["exact_match"] > 0.75, "a guess is right in half"
