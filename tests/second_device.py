@@ -162,10 +162,11 @@ def _train_on_it(initialize: Callable) -> Callable:
 
 @contextmanager
 def second_device() -> Iterator[torch.device]:
-    """Context in which there is a device "cuda", and Trainer trains on it."""
+    """Context in which there is a device "cuda", and training, outputs and scores are computed on it."""
     patches = [
         mock.patch.object(TrainingArguments, "device", property(lambda settings: settings._setup_devices and SECOND)),
         mock.patch.object(PartialState, "__init__", _train_on_it(PartialState.__init__)),
+        mock.patch("compressor.accelerator.gpu", lambda: SECOND),
     ]
     simulated = [
         mock.patch("torch.cuda._lazy_init"),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from compressor.accelerator import accelerated
 from compressor.errors import UserError
 from compressor.tasks.predictions import IGNORED, predictions_in
 from compressor.tasks.rows import Split
@@ -139,10 +141,11 @@ def predict(
     if not len(rows):
         raise ValueError("rows is empty: there is nothing to predict")
     logits: list[np.ndarray | None] = [None] * len(rows)
-    for chosen in batches(rows, batch_size):
-        for row, values in zip(chosen, predictions_of(forward, rows, chosen, pad_id, labels), strict=True):
-            logits[row] = values
-        on_batch(len(chosen))
+    with _accelerated(forward):
+        for chosen in batches(rows, batch_size):
+            for row, values in zip(chosen, predictions_of(forward, rows, chosen, pad_id, labels), strict=True):
+                logits[row] = values
+            on_batch(len(chosen))
     return np.concatenate(logits)
 
 
@@ -162,11 +165,12 @@ def metric_inputs_of(
     """
     predicted: list[np.ndarray | None] = [None] * len(rows)
     expected: list[np.ndarray | None] = [None] * len(rows)
-    for chosen in batches(rows, batch_size):
-        outputs = np.concatenate(list(predictions_of(forward, rows, chosen, pad_id, labels)))
-        for row, *arrays in zip(chosen, *metric_inputs(outputs, labels[chosen]), strict=True):
-            predicted[row], expected[row] = arrays
-        on_batch(len(chosen))
+    with _accelerated(forward):
+        for chosen in batches(rows, batch_size):
+            outputs = np.concatenate(list(predictions_of(forward, rows, chosen, pad_id, labels)))
+            for row, *arrays in zip(chosen, *metric_inputs(outputs, labels[chosen]), strict=True):
+                predicted[row], expected[row] = arrays
+            on_batch(len(chosen))
     return np.stack(predicted), np.stack(expected)
 
 
@@ -187,15 +191,22 @@ def predictions_of(
 
 
 def torch_forward(model) -> Forward:
-    """A torch model in eval mode as a `Forward`, on the device it is on."""
+    """A torch model in eval mode as a `Forward`, on the device it is on; many rows are computed on a GPU, if there is one."""
     import torch
 
     model.eval()
-    device = next(model.parameters()).device
 
     @torch.inference_mode()
     def forward(encoding: Encoding) -> np.ndarray:
+        device = next(model.parameters()).device
         tensors = {key: torch.from_numpy(value).to(device) for key, value in encoding.items()}
         return model(**tensors).logits.float().cpu().numpy()
 
+    forward.model = model
     return forward
+
+
+def _accelerated(forward: Forward) -> AbstractContextManager:
+    """Context of many calls: the model of `torch_forward` is on the GPU, if there is one; nothing for another runtime's."""
+    model = getattr(forward, "model", None)
+    return nullcontext() if model is None else accelerated(model)

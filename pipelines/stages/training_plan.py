@@ -27,7 +27,8 @@ def planned(config: TrainingConfig, name: str, plan: Plan) -> tuple[Trained, Mod
     """
     from compressor.methods import apply
 
-    options = config.options(plan.places.ground if plan.places else None, None, group=str(len(plan.trainable) + 1))
+    # which positions will be chosen is not known yet; how many is (`Trained.places`)
+    options = config.options(plan.places.ground if plan.places else None, {}, group=str(len(plan.trainable) + 1))
     check_rank(method(name), options, plan.shape)
     apply(plan.model, name, options)
     return Trained(name, options, plan.places), plan.shape.with_inserts(added_by(options.group, plan.model))

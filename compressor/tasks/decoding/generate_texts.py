@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from compressor.accelerator import accelerated
 from compressor.models.special_tokens import start_id
 from compressor.tasks.decoding.decode_config import DecodeConfig
 from compressor.tasks.features import batches, pad
@@ -44,12 +45,11 @@ def generate_texts(
         **({"length_penalty": config.length_penalty} if config.beams > 1 else {}),
     )
     model.eval()
-    behind_encoder = model.config.is_encoder_decoder
-    device, texts = next(model.parameters()).device, [""] * len(prompts)
+    behind_encoder, texts = model.config.is_encoder_decoder, [""] * len(prompts)
     theirs, model.generation_config = model.generation_config, GenerationConfig()
     try:
         # cached: a changed weight is computed once, not again for every token
-        with torch.inference_mode(), parametrize.cached():
+        with accelerated(model) as device, torch.inference_mode(), parametrize.cached():
             for chosen in batches([{"input_ids": prompt} for prompt in prompts], max(1, SEQUENCES // config.beams)):
                 inputs = _padded([prompts[number] for number in chosen], pad_id, device, left=not behind_encoder)
                 # behind an encoder only the start token comes before what is generated

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from compressor.accelerator import accelerated, batches_on
 from compressor.deltas.links import merged_copy
 from compressor.models.anatomy import Matrix, layers_of, matrices_of, modules_of
 from compressor.pruning.scores import changes_of
@@ -69,9 +70,10 @@ def score(
     if item.criterion not in LOSS_POWER:
         return importance(matrices, item.criterion, changes, seed)
     rows = data.train.sample(item.rows)
-    with workspace.progress(f"scoring weights by {item.criterion}", len(rows)) as bar:
-        batches = tensor_batches(rows, data.pad_id, data.batch_size)
-        return loss_importance(model, matrices, item.criterion, batches, bar.advance, kind=data.kind)
+    with workspace.progress(f"scoring weights by {item.criterion}", len(rows)) as bar, accelerated(model) as device:
+        batches = batches_on(device, tensor_batches(rows, data.pad_id, data.batch_size))
+        scores = loss_importance(model, matrices, item.criterion, batches, bar.advance, kind=data.kind)
+    return {path: values.cpu() for path, values in scores.items()}
 
 
 def overwrite(merged: nn.Module, matrices: Sequence[Matrix]) -> None:

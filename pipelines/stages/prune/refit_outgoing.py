@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from compressor.accelerator import accelerated
 from compressor.pruning.refit import RIDGE, passes, refit
 from compressor.tasks.data import Data, tensor_batches
 from pipelines.engine.stage import Workspace
@@ -20,7 +21,7 @@ def refitted(count: int, before: nn.Module, model: nn.Module, data: Data, worksp
     """
     rows = data.train.sample(count)
     batches = [inputs for inputs, _ in tensor_batches(rows, data.pad_id, data.batch_size)]
-    with workspace.progress("refitting outgoing matrices", passes(model) * len(rows)) as bar:
+    with workspace.progress("refitting outgoing matrices", passes(model) * len(rows)) as bar, accelerated(before, model):
         sublayers = refit(before, model, batches, bar.advance)
     errors = [fmean([getattr(sublayer, when) for sublayer in sublayers] or [0]) for when in ("before", "after")]
     sentence = "refit on {} rows: mean squared error of a sublayer {:.1%} -> {:.1%}".format(len(rows), *errors)

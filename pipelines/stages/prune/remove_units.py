@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from compressor.accelerator import accelerated, batches_on
 from compressor.deltas.links import merged_copy
 from compressor.models.anatomy import layers_of
 from compressor.pruning.scores import (
@@ -38,11 +39,13 @@ def score(
         return weight_scores(model, item.structure, item.criterion, changes_of(model, base), item.modules)
     rows, by_states = data.train.sample(item.rows), item.criterion == "reconstruction"
     steps = len(rows) * (len(layers_of(model)) if by_states else 1)
-    with workspace.progress(f"scoring {item.structure} by {item.criterion}", steps) as bar:
-        batches = tensor_batches(rows, data.pad_id, data.batch_size)
+    with workspace.progress(f"scoring {item.structure} by {item.criterion}", steps) as bar, accelerated(model) as device:
+        batches = batches_on(device, tensor_batches(rows, data.pad_id, data.batch_size))
         if by_states:
-            return reconstruction_scores(model, item.structure, [inputs for inputs, _ in batches], bar.advance)
-        return loss_scores(model, item.structure, item.criterion, batches, bar.advance, kind=data.kind)
+            found = reconstruction_scores(model, item.structure, [inputs for inputs, _ in batches], bar.advance)
+        else:
+            found = loss_scores(model, item.structure, item.criterion, batches, bar.advance, kind=data.kind)
+    return [units.cpu() for units in found]
 
 
 def removals_of(item: PruneItem, model: nn.Module, scores: list) -> dict[int, Removal]:

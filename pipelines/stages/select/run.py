@@ -8,6 +8,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from compressor.accelerator import accelerated, batches_on
 from compressor.checkpoint import load_state
 from compressor.deltas.links import merge_deltas
 from compressor.methods import ground_of
@@ -81,7 +82,7 @@ def _by_weights(config: SelectConfig, inputs: Inputs, workspace: Workspace) -> S
             score = weight_score(matrix.used, config.score, seed, path=matrix.path, **settings)
             scores[matrix.path] = score if matrix.mask is None else matrix.mask.change(score)
             bar.advance()
-    return model, matrices, scores
+    return model, matrices, {path: values.cpu() for path, values in scores.items()}
 
 
 def untuned_model(inputs: Inputs) -> nn.Module:
@@ -103,12 +104,12 @@ def _by_gradients(config: SelectConfig, inputs: Inputs, workspace: Workspace) ->
     rows = data.train.repeated(wanted, inputs.seed) if again else data.train.draw(wanted, inputs.seed)
     size = config.batch_size or (1 if config.score == "fish" else 16)
     heuristic = Heuristic(**{key: getattr(config, key) for key in OF_D3 if getattr(config, key) is not None})
-    with workspace.progress(f"scoring by {config.score}", len(rows)) as bar:
+    with workspace.progress(f"scoring by {config.score}", len(rows)) as bar, accelerated(model) as device:
         scores = gradient_scores(
             model,
             matrices,
             config.score,
-            tensor_batches(rows, data.pad_id, size, in_order=again),
+            batches_on(device, tensor_batches(rows, data.pad_id, size, in_order=again)),
             settings=GradientSettings(config.mode == "train", config.clip),
             heuristic=heuristic,
             kind=data.kind,
