@@ -167,8 +167,9 @@ def load(base: nn.Module | Path | str | None, path: Path | str) -> nn.Module:
     return load_on(read(path), base, path)
 
 
-def load_on(delta: DeltaFile, base: Path | str | None, path: Path | str) -> nn.Module:
-    """The model of a delta that is already read, built from a folder or a hub id. Raises as `load`."""
+def load_on(delta: DeltaFile, base: Path | str | None, path: Path | str, *, answers: bool = True) -> nn.Module:
+    """The model of a delta that is already read, built from a folder or a hub id. Raises as `load`; with `answers` false it may
+    be without a task head, for its weights alone."""
     _check_task(delta, path)
     resolved = base_of(delta, base)
     model = build(resolved.folder, delta.labels, auto_class=delta.auto_class)
@@ -177,7 +178,7 @@ def load_on(delta: DeltaFile, base: Path | str | None, path: Path | str) -> nn.M
     except DAMAGED as error:
         raise _misfit(error, path) from None
     check_head(model, delta.head, delta.labels)
-    if delta.head is None and compression_of(model).head_origin in DRAWN_HEADS:
+    if answers and delta.head is None and compression_of(model).head_origin in DRAWN_HEADS:
         what = "the delta has no task head, and the base none for these labels: its answers would be random"
         raise UserError("E311", what, "Write the delta with its head, or apply it to the live model that has one", str(path))
     return _put_on(remember(model, resolved.reference, resolved.sha256), delta, path)

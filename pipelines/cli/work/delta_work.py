@@ -161,7 +161,7 @@ def _open(src: Path, base: str | None, labels: str | None) -> tuple[nn.Module, b
         return compressor.load(src, base=base), True
     if src.is_file():
         delta = read(src)
-        return load_on(delta, base, src), delta.head is not None
+        return load_on(delta, base, src, answers=False), delta.head is not None
     fix = f"Give a delta file, or a folder with {STATE_FILE} or {CONFIG}"
     raise UserError("E315", "neither a state, a delta file nor a peft adapter", fix, str(src))
 
