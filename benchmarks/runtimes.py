@@ -266,8 +266,10 @@ def run(options: argparse.Namespace, result: dict[str, Any]) -> None:
     result["failed"] = {name: words for name, words in result.get("failed", {}).items() if not todo.get(name)}
     for name in [name for name, cells in todo.items() if cells and seconds_left(options) > 0]:
         with tempfile.TemporaryDirectory() as scratch:
+            began = time.monotonic()
             models = plans_of(options.models[name], options.bench.plans)
             variants = contenders(models, Path(scratch), options.bench, options.kinds, options.device)
+            options.exporting += time.monotonic() - began
             while todo[name] and seconds_left(options) > 0:
                 try:
                     measure(name, models, variants, todo, options, result)
@@ -322,8 +324,8 @@ def model_in(cell: str) -> str:
 
 
 def seconds_left(options: argparse.Namespace) -> float:
-    """Until --time-limit."""
-    return options.time_limit - (time.monotonic() - STARTED)
+    """Until --time-limit, which exporting does not count to."""
+    return options.time_limit + options.exporting - (time.monotonic() - STARTED)
 
 
 def save(options: argparse.Namespace, result: dict[str, Any]) -> None:
@@ -401,7 +403,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, help="default: one a core")
     parser.add_argument("--time-limit", type=float, default=math.inf, metavar="S", help="fewer rounds, then fewer cells")
     options = parser.parse_args(arguments)
-    options.bench = BENCHES[options.device]
+    options.bench, options.exporting = BENCHES[options.device], 0.0
     options.batches, options.lengths = options.batches or options.bench.batches, options.lengths or options.bench.lengths
     options.models = options.models or list(options.bench.models)
     if odd := [model for model in options.models if "=" not in model and model not in options.bench.models]:
@@ -444,7 +446,11 @@ def main(arguments: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return error.exit_code
     print(markdown(options.earlier, options.bench, options.device))
-    wrong = options.earlier["failed"] or any(cell["void"] for cell in options.earlier["cells"].values())
+    cells = options.earlier["cells"]
+    left = [f"{name} {batch}x{length}" for name in options.models for batch, length in missing(name, options, cells)]
+    if late := [name for name in left if name not in cells]:
+        print(f"No time left for: {', '.join(late)}. The same command goes on.", file=sys.stderr)
+    wrong = options.earlier["failed"] or late or any(cell["void"] for cell in cells.values())
     return 3 if wrong else 0
 
 

@@ -30,19 +30,23 @@ def names(bench, kinds):
 def bench(tmp_path, monkeypatch):
     """Runs main; `times` are those that are not 10 ms, 10.1 of the second copy. Returns the code and the cells timed."""
 
-    def run(*arguments, device="cpu", dies="", **times):
-        one, timed = runtimes.BENCHES[device], []
+    def run(*arguments, device="cpu", dies="", exporting=0, measuring=0, **times):
+        one, timed, clock = runtimes.BENCHES[device], [], [runtimes.STARTED]
         times = {runtimes.control_of(one)[1]: 10.1, **times}
 
         def time_shape(live, batch, length, rounds, shuffle, *, seconds):
             if dies in live:
                 raise Unmeasurable(dies, "out of memory")
             timed.append((batch, length))
+            clock[0] += measuring
             return [summarize(name, batch, length, [times.get(name, 10.0)] * rounds) for name in live]
 
         def contenders(models, scratch, bench, kinds, device):
+            clock[0] += exporting
             return [SimpleNamespace(name=name) for name in names(bench, kinds)]
 
+        if exporting:
+            monkeypatch.setattr(runtimes.time, "monotonic", lambda: clock[0])
         monkeypatch.setattr(runtimes, "time_shape", time_shape)
         monkeypatch.setattr(
             runtimes, "plans_of", lambda reference, shares: {n: MODELS.get(n, MODELS["pruned"]) for n in shares}
@@ -67,6 +71,13 @@ def test_the_table_compares_with_eager_and_the_best_dense(bench, tmp_path, capsy
     assert "FLOPs: pruned to 0.5" in (tmp_path / "cpu.md").read_text()
     assert cells["minilm 8x32"]["flops_left"]["pruned"] < 0.6
     assert list(cells) == ["minilm 8x32", "minilm 8x128"] and not cells["minilm 8x32"]["void"]
+
+
+def test_exporting_does_not_count_to_the_time_limit_and_what_is_left_out_is_told(bench, capsys):
+    both = ("--models", "minilm", "mpnet", "--lengths", "32", "--batches", "1", "--time-limit", "60")
+    assert bench(*both, exporting=1000, measuring=70) == (3, [(1, 32)])
+    assert "No time left for: mpnet 1x32. The same command goes on." in capsys.readouterr().err
+    assert bench(*both, exporting=1000, measuring=70) == (0, [(1, 32)])
 
 
 def test_a_second_run_goes_on_and_measures_void_cells_again(bench, tmp_path):
@@ -100,7 +111,7 @@ def test_without_its_control_a_model_is_not_measured(bench, tmp_path):
 
 
 def test_no_time_left_measures_nothing(bench):
-    assert bench("--time-limit", "0.001") == (0, [])
+    assert bench("--time-limit", "0.001") == (3, [])
 
 
 def test_cells_of_another_machine_are_not_mixed_in(bench, tmp_path, capsys):
