@@ -27,15 +27,23 @@ def gpu() -> torch.device | None:
 @contextmanager
 def accelerated(*models: nn.Module) -> Iterator[torch.device]:
     """Context in which models are on the GPU, if there is one and they are on the CPU; gives the device that they are on."""
+    import torch
+
     before, there = next(models[0].parameters()).device, gpu()
-    moved = models if there is not None and before.type == "cpu" else ()
+    if there is None or before.type != "cpu":
+        yield before
+        return
+    tf32, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False  # of convolutions; products have it off
     try:
-        for model in moved:
+        for model in models:
             model.to(there)
-        yield there if moved else before
+        yield there
     finally:
-        for model in moved:
+        torch.backends.cudnn.allow_tf32 = tf32
+        for model in models:
             model.to(before)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()  # other processes need the memory: Triton, a benchmark's workers
 
 
 def batches_on(device: torch.device, batches: Iterable[Batch]) -> list[Batch]:

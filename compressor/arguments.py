@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Sequence
+from numbers import Real
 
 
 def require_one_of(what: str, value: object, words: Iterable[object]) -> None:
@@ -31,7 +32,7 @@ def require_whole(what: str, value: object, least: int = 1) -> None:
 
 def require_number(what: str, value: object, least: float, most: float = math.inf, *, above: bool = False) -> None:
     """Raises ValueError for what is no finite number from `least` (or, with `above`, above it) to `most`."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
     if not (number and value <= most and (value > least if above else value >= least)):
         bound = "" if math.isinf(most) else f" to {most}"
         raise ValueError(f"{what} is {value!r}: a number {'above' if above else 'from'} {least}{bound}")

@@ -190,8 +190,12 @@ def predictions_of(
     return (predictions_in(values, 0 if labels is None else labels[row]) for row, values in zip(chosen, result, strict=True))
 
 
-def torch_forward(model) -> Forward:
-    """A torch model in eval mode as a `Forward`, on the device it is on; many rows are computed on a GPU, if there is one."""
+def torch_forward(model, *, accelerate: bool = True) -> Forward:
+    """A torch model in eval mode as a `Forward`, on the device it is on.
+
+    With `accelerate`, many rows are computed on a GPU, if there is one: not for comparisons with what was computed on the CPU,
+    as merged weights are, which a GPU adds in another order.
+    """
     import torch
 
     model.eval()
@@ -202,7 +206,8 @@ def torch_forward(model) -> Forward:
         tensors = {key: torch.from_numpy(value).to(device) for key, value in encoding.items()}
         return model(**tensors).logits.float().cpu().numpy()
 
-    forward.model = model
+    if accelerate:
+        forward.model = model
     return forward
 
 

@@ -34,7 +34,7 @@ def compare_modules(
     hop: str, kind: str, reference: nn.Module, candidate: nn.Module, rows: TokenRows, data: Data, workspace: Workspace
 ) -> ParityResult:
     """Compare two PyTorch models on `rows`, also in other batches. Raises CheckError E610 with the block where they diverge."""
-    sides = [outputs_of(torch_forward(model), rows, data, workspace, hop) for model in (reference, candidate)]
+    sides = [outputs_of(torch_forward(model, accelerate=False), rows, data, workspace, hop) for model in (reference, candidate)]
     result = compare_outputs(hop, kind, *sides, rows)
     workspace.proven(result.to_json())
     require(result, lambda: suspect_module(reference, candidate, telling_rows(result, rows, data)))

@@ -1,18 +1,24 @@
 """Outputs, scores and refits of a model on the CPU are computed on the second device, and the model comes back as it was."""
 
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 
 from compressor.accelerator import accelerated, batches_on
+from compressor.deltas.kinds.low_rank import LowRank
 from compressor.deltas.links import merged_copy
 from compressor.models.anatomy import matrices_of
 from compressor.pruning.refit import refit
 from compressor.pruning.surgery import Removal, remove
 from compressor.selection.gradients import gradient_scores
+from compressor.tasks.data import TokenRows
 from compressor.tasks.features import metric_inputs_of, predict, torch_forward
+from compressor.tasks.kinds.classification import KIND as CLASSIFICATION
+from pipelines.stages.parity_checks import compare_modules
 from tests.compressor.conftest import encoding, tiny, tuned
 from tests.second_device import REAL, is_second, second_device
 
@@ -62,6 +68,26 @@ def test_a_model_that_is_there_already_stays(monkeypatch):
         model = tiny("bert").to(there)
         predict(torch_forward(model), ROWS, 1)
         assert devices_of(model) == {True}
+
+
+def test_what_was_merged_on_the_cpu_is_compared_there(monkeypatch):
+    """A GPU adds W and BA in another order than the CPU that merged them, and the comparison allows no difference."""
+
+    def change(link, weight):
+        return weight + link.scale * (link.B * 3 @ link.A / 3)
+
+    @contextmanager
+    def elsewhere(*models):
+        with mock.patch.object(LowRank, "change", change):
+            yield torch.device("cpu")
+
+    monkeypatch.setattr("compressor.tasks.features.accelerated", elsewhere)
+    model = tuned(tiny("bert", torch.float32), "lora")
+    merged, rows = merged_copy(model), TokenRows(ROWS, np.zeros(4, int), CLASSIFICATION)
+    logits = [predict(torch_forward(one), ROWS, 1) for one in (model, merged)]
+    assert not np.array_equal(*logits), "otherwise this shows nothing"
+    data, workspace = SimpleNamespace(pad_id=1, batch_size=2), mock.MagicMock()
+    assert compare_modules("hop", "merged", model, merged, rows, data, workspace).max_difference == 0
 
 
 def test_it_comes_back_after_an_error():

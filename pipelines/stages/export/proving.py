@@ -76,7 +76,9 @@ class Prover:
     def reference(self) -> Outputs:
         """The model's predictions in PyTorch."""
         what = f"{self.name} in PyTorch"
-        return outputs_of(torch_forward(self.model), self.rows, self.data, self.workspace, what, more=self.more)
+        return outputs_of(
+            torch_forward(self.model, accelerate=False), self.rows, self.data, self.workspace, what, more=self.more
+        )
 
     def rounded(self, excluded: tuple[str, ...] = (), bits: int = 8) -> np.ndarray:
         """Its predictions with all matrices but those `excluded` rounded to int8 in PyTorch: for all rows, then for `more`."""
@@ -84,7 +86,7 @@ class Prover:
             every = [self.rows] if self.more is None else [self.rows, self.more]
             what = f"{self.name} in PyTorch, rounded"
             with rounded(self.model, excluded, bits):
-                forward = torch_forward(self.model)
+                forward = torch_forward(self.model, accelerate=False)
                 predictions = [predict_rows(forward, rows, self.data, self.workspace, what) for rows in every]
             # one entry is enough: files are checked one after the other
             self._rounded = {(excluded, bits): np.concatenate(predictions)}

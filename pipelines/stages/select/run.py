@@ -82,7 +82,7 @@ def _by_weights(config: SelectConfig, inputs: Inputs, workspace: Workspace) -> S
             score = weight_score(matrix.used, config.score, seed, path=matrix.path, **settings)
             scores[matrix.path] = score if matrix.mask is None else matrix.mask.change(score)
             bar.advance()
-    return model, matrices, {path: values.cpu() for path, values in scores.items()}
+    return model, matrices, scores
 
 
 def untuned_model(inputs: Inputs) -> nn.Module:
@@ -115,4 +115,4 @@ def _by_gradients(config: SelectConfig, inputs: Inputs, workspace: Workspace) ->
             kind=data.kind,
             on_batch=bar.advance,
         )
-    return model, matrices, scores
+    return model, matrices, {path: values.cpu() for path, values in scores.items()}
