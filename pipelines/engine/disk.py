@@ -37,7 +37,7 @@ def disk_fault(error: BaseException, folder: Path | None = None) -> UserError | 
     if isinstance(error, CompressError) and error.code in ("E801", "E804"):
         return None  # already reported
     error = _plain(error)
-    for cause in map(_plain, _chain(error)):
+    for cause in map(_plain, causes_of(error)):
         if (number := _full(cause)) is not None:
             return UserError("E804", FULL[number], "Free disk space; finished stages are kept", _place(cause, folder))
     if isinstance(error, CompressError):
@@ -87,7 +87,7 @@ def _place(error: BaseException, folder: Path | None) -> str:
     return shortened(os.fsdecode(named) if isinstance(named, str | bytes) else str(folder or ""))
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def causes_of(error: BaseException) -> Iterator[BaseException]:
     """The error and all its causes and contexts, each once."""
     waiting, seen = [error], set()
     while waiting:

@@ -31,6 +31,7 @@ from pipelines.engine.invocation import (
     holding,
     stopping,
 )
+from pipelines.engine.memory import memory_fault
 from pipelines.engine.preflight import check_environment, check_folder, check_inputs, make_plan
 from pipelines.engine.results import REPORTS, publish_results, write_account
 from pipelines.engine.stage import Artifact, Entry, Stage
@@ -230,7 +231,7 @@ def _reusable(run: Run, number: int, mark: str, forced: bool) -> Artifact | None
 
 
 def _perform(run: Run, number: int, stage: Stage, work: Path, unfinished: Path, display: Display) -> dict[str, Any]:
-    """Call the stage's `run` with its output in its log. Raises its CompressErrors with a location, E804, or E899."""
+    """Call the stage's `run` with its output in its log. Raises its CompressErrors with a location, E804, E908, or E899."""
     entry, logs = run.entries[number], run.folder / "logs"
     log_path = logs / f"{entry.id}.log"
     log, cache, again = logging.getLogger(f"compress.{entry.id}"), run.store.cache, number in run.again
@@ -266,6 +267,8 @@ def _stage_fault(run: Run, number: int, error: Exception, log_path: Path) -> Com
         return fault
     if fault := disk_fault(error, run.out):
         return fault
+    if used_up := memory_fault(error):
+        return with_place(used_up, run.pipeline.where(number))
     if isinstance(error, UserError):
         return with_place(error, run.pipeline.where(number))
     if full := nothing_left(run.out):

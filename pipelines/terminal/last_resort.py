@@ -11,10 +11,11 @@ from pathlib import Path
 
 from compressor.errors import CompressError
 from pipelines.engine.disk import disk_fault, shortened
+from pipelines.engine.memory import memory_fault
 
 
 def coded(error: BaseException, doing: str, folders: Sequence[Path] = (), out: Path | None = None) -> CompressError:
-    """Convert to a coded error: the error itself, E804 or E801 of the disk, or E899 with its traceback in a file.
+    """Convert to a coded error: the error itself, E804, E801 (disk), E908 (memory), or E899 with its traceback in a file.
 
     `doing` names what failed; the file is written to the first writable folder of `folders`, the user's state folder and the
     temporary folder.
@@ -23,6 +24,8 @@ def coded(error: BaseException, doing: str, folders: Sequence[Path] = (), out: P
         return fault
     if isinstance(error, CompressError):
         return error
+    if used_up := memory_fault(error):
+        return used_up
     path = write_traceback(error, [*folders, *_usual_folders()])
     where = f"its traceback is in {path}" if path else "its traceback could not be written anywhere"
     reason = f"{type(error).__name__}: {error}".removesuffix(": ")

@@ -176,6 +176,7 @@ def test_a_bug_where_nothing_can_be_written(monkeypatch, tmp_path):
     assert found.startswith("E899 compress check failed unexpectedly (ZeroDivisionError). This is a bug; ")
     assert found.endswith("its traceback could not be written anywhere")
     assert len(str(last_resort.coded(ValueError("x" * 10_000), "it"))) < 600
+    assert str(last_resort.coded(MemoryError(), "it")).startswith("E908 this machine has no memory left")
 
 
 def test_a_reader_that_leaves_is_no_error(tmp_path):

@@ -87,6 +87,18 @@ def bug(_: Path) -> None:
     raise ZeroDivisionError("a bug of ours")
 
 
+def full_card(_: Path) -> None:
+    """As transformers wraps what torch says."""
+    try:
+        raise RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 7.5 GiB")
+    except RuntimeError as error:
+        raise ValueError("the model could not be moved") from error
+
+
+def full_memory(_: Path) -> None:
+    raise RuntimeError("[enforce fail at alloc_cpu.cpp:117] data. DefaultCPUAllocator: can't allocate memory")
+
+
 def full_disk(_: Path) -> None:
     raise OSError(28, "No space left on device")
 
@@ -144,6 +156,8 @@ TROUBLES = {
         user_error,
         check_error,
         bug,
+        full_card,
+        full_memory,
         full_disk,
         wrapped_full_disk,
         denied,
