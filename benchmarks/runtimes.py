@@ -447,7 +447,7 @@ def main(arguments: list[str] | None = None) -> int:
         return error.exit_code
     print(markdown(options.earlier, options.bench, options.device))
     cells = options.earlier["cells"]
-    left = [f"{name} {batch}x{length}" for name in options.models for batch, length in missing(name, options, cells)]
+    left = [cell_name(name, *shape) for name in options.models for shape in missing(name, options, cells)]
     if late := [name for name in left if name not in cells]:
         print(f"No time left for: {', '.join(late)}. The same command goes on.", file=sys.stderr)
     wrong = options.earlier["failed"] or late or any(cell["void"] for cell in cells.values())

@@ -36,10 +36,3 @@ def require_number(what: str, value: object, least: float, most: float = math.in
     if not (number and value <= most and (value > least if above else value >= least)):
         bound = "" if math.isinf(most) else f" to {most}"
         raise ValueError(f"{what} is {value!r}: a number {'above' if above else 'from'} {least}{bound}")
-
-
-def require_names(labels: Sequence[str], outputs: int) -> None:
-    """Raises ValueError where labels are not as many different names as the model has outputs."""
-    names = [] if isinstance(labels, str) else list(labels)
-    if len(names) != outputs or len(set(names)) != outputs or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"label_names are {labels!r:.80}: the model has {outputs} outputs, each with a name of its own")

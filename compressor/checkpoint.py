@@ -18,7 +18,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig
 
-from compressor.arguments import require_names
 from compressor.compression import compression_of
 from compressor.deltas.links import chains, plain_name
 from compressor.errors import UserError
@@ -31,13 +30,12 @@ from compressor.models.files.model_folder import CONFIG
 from compressor.models.files.weight_files import check_finite, read_header
 from compressor.models.hub import (
     AUTO_CLASSES,
-    GENERATIVE,
     SEQUENCES,
     TOKENIZER_FILES,
-    auto_class_of,
     build,
     class_facts,
     head_names,
+    require_labels,
     resolve,
     task_head,
 )
@@ -63,8 +61,7 @@ def save_state(model: nn.Module, folder: Path, *, base: str, base_sha256: str, l
     tell it.
     """
     folder = Path(folder)
-    if auto_class_of(model) not in GENERATIVE:
-        require_names(label_names, model.config.num_labels)
+    require_labels(model, label_names)
     folder.mkdir(parents=True, exist_ok=True)
     changes, tensors = describe_changes(model)
     weights = _plain_weights(model)

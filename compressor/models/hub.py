@@ -332,6 +332,15 @@ def name_outputs(config: PretrainedConfig, label_names: Sequence[str]) -> None:
     config.problem_type = "regression" if len(label_names) == 1 else None
 
 
+def require_labels(model: nn.Module, label_names: Sequence[str]) -> None:
+    """Raises ValueError where labels are not as many different names as a model has outputs; texts have none."""
+    if auto_class_of(model) in GENERATIVE:
+        return
+    names, outputs = [] if isinstance(label_names, str) else list(label_names), model.config.num_labels
+    if len(names) != outputs or len(set(names)) != outputs or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"label_names are {label_names!r:.80}: the model has {outputs} outputs, each with a name of its own")
+
+
 def auto_class_of(model: nn.Module) -> str:
     """The word of AUTO_CLASSES for the task of a live model's class; SEQUENCES for any other model."""
     task = task_of_class(type(model))

@@ -19,14 +19,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
-from compressor.arguments import require_names
 from compressor.compression import Kept, compression_of
 from compressor.deltas.kinds.mask import Mask
 from compressor.deltas.registry import KINDS
 from compressor.errors import UserError
 from compressor.models.files.damage import door
 from compressor.models.files.weight_files import not_finite
-from compressor.models.hub import AUTO_CLASSES, GENERATIVE, SEQUENCES, auto_class_of, class_facts, head_names
+from compressor.models.hub import AUTO_CLASSES, SEQUENCES, class_facts, head_names, require_labels
 from compressor.models.row_file import use_stored_row
 from compressor.pruning.surgery import kept_of
 from compressor.storage.bits import StoredBits
@@ -95,8 +94,7 @@ def write(
     Raises UserError E312 if the changes of the model cannot be stored as a delta; ValueError for labels that are not the
     model's outputs.
     """
-    if auto_class_of(model) not in GENERATIVE:
-        require_names(label_names, model.config.num_labels)
+    require_labels(model, label_names)
     changes, tensors = changes_of(model)
     heads = {name: model.get_parameter(name).detach() for name in sorted(head_names(model))} if head else None
     facts = {"base": base, "base_sha256": base_sha256, "labels": list(label_names), **class_facts(model)}

@@ -40,6 +40,7 @@ TOKEN_SECONDS = 60.0
 
 
 WAYS_OF_PYTORCH = ("pytorch", "torch.compile", "cuda graphs")
+"""Runtimes of a variant that is a checkpoint."""
 
 
 class Unmeasurable(UserError):
@@ -59,8 +60,7 @@ class LatencyVariant:
 
     name: str
     runtime: str
-    """A runtime of export/runtimes/runtime_registry.py, or a way to run PyTorch: "pytorch", "torch.compile" or "cuda
-    graphs"."""
+    """A runtime of export/runtimes/runtime_registry.py, or one of WAYS_OF_PYTORCH."""
     path: Path
     device: Device = "cpu"
     half: bool = False

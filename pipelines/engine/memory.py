@@ -16,6 +16,8 @@ def memory_fault(error: BaseException) -> UserError | None:
     if isinstance(error, CompressError):
         return None
     for cause in causes_of(error):
+        if isinstance(cause, CompressError):  # its text may contain the user's data
+            continue
         words = str(cause)
         if any(word in words for word in GPU_WORDS):
             fix = "Lower batch_size or max_length, end other programs on it, or use the CPU: CUDA_VISIBLE_DEVICES= compress ..."

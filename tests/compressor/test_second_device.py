@@ -89,9 +89,7 @@ def test_what_a_gpu_takes_is_taken(device):
 # --- methods ---
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in (*CASES, *GROWING, *OTHERS)]
-)
+@pytest.mark.parametrize("case", TRAININGS)
 def test_training_computes_the_same(case, tmp_path):
     def train(folder):
         return OTHERS[case](folder, batch_size=16) if case in OTHERS else one_process(case, folder, batch_size=16)
