@@ -184,11 +184,16 @@ def test_the_expected_number_of_open_gates():
     assert torch.equal(hard_concrete(torch.tensor([-9.0, 9.0])), torch.tensor([0.0, 1.0]))
 
 
+def on_device(trainer, rows) -> dict[str, torch.Tensor]:
+    """All rows as a batch, where the trainer's model is."""
+    return trainer._prepare_inputs(trainer.data_collator([rows[row] for row in range(len(rows))]))
+
+
 def test_open_gates_cost_and_learn_at_their_own_rate(tmp_path):
     """λ Σ P(z > 0) on top of the task's loss until the projection; α in a group of its own, never decayed."""
     model = gated_model()
     trainer = trainer_of(model, rows_of(16), 1, replace(FAST, weight_decay=0.1), tmp_path)
-    inputs, links = trainer.data_collator([rows_of(16)[row] for row in range(16)]), dense_links(model)
+    inputs, links = on_device(trainer, rows_of(16)), dense_links(model)
     with torch.no_grad():
         task, whole = model(**inputs).loss, trainer.compute_loss(model, dict(inputs))
         expected = sum(1.25e-7 * torch.sigmoid(link.alpha).sum() for link in links)
@@ -326,9 +331,8 @@ def test_the_projection_raises_the_loss(tmp_path):
                 control.should_training_stop = True
 
     def loss(model) -> torch.Tensor:
-        encoded = trainer.data_collator([rows_of(64)[row] for row in range(64)])
         with torch.no_grad():
-            return model(**encoded).loss
+            return model(**on_device(trainer, rows_of(64))).loss
 
     model, watch = tiny("bert", torch.float32), Project()
     prepared(model, "diff_pruning", MODULES)

@@ -48,7 +48,7 @@ def test_the_best_is_kept(values, every, patience, steps, kept, tmp_path):
     seen, given, done = [], iter(values), []
 
     def measure(model):
-        seen.append({name: tensor.detach().clone() for name, tensor in changing(model).items()})
+        seen.append({name: tensor.detach().cpu().clone() for name, tensor in changing(model).items()})
         return next(given)
 
     best = KeepBest(measure, every, patience)

@@ -125,7 +125,9 @@ def first_step(schedule: Schedule, work: Path, case: str) -> dict[str, torch.Ten
     model = tiny("bert")
     prepared(model, case, MODULES)
     moved = {}
-    _, on_step = after(1, lambda: moved.update((n, p.detach().clone()) for n, p in model.named_parameters() if p.requires_grad))
+    _, on_step = after(
+        1, lambda: moved.update((n, p.detach().cpu().clone()) for n, p in model.named_parameters() if p.requires_grad)
+    )
     train(model, rows_of(14), 1, schedule, work, on_step)
     return moved
 
@@ -374,7 +376,7 @@ def test_a_reparametrized_prefix_ends_as_a_plain_one(tmp_path):
     computed = {}
 
     def look(note: str) -> None:
-        computed.update({index: change.source.read("keys").detach() for index, change in enumerate(prefixes_of(model))})
+        computed.update({index: change.source.read("keys").detach().cpu() for index, change in enumerate(prefixes_of(model))})
 
     model = tiny("bert", torch.float32)
     prepared(model, "prefix-reparametrized")
