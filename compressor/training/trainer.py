@@ -34,7 +34,7 @@ from compressor.training.divergence import Watch, mask_parameters
 from compressor.training.keep_best import KeepBest
 from compressor.training.processes import agreed, divided_cores, helping, launched, rank, wait
 from compressor.training.schedule import Schedule
-from compressor.training.unfinished import load_changing, newest, save_changing, seal
+from compressor.training.unfinished import ARRAYS_OF_ANY_NUMPY, load_changing, newest, save_changing, seal
 
 
 class TrainingRows(torch.utils.data.Dataset):
@@ -232,6 +232,10 @@ class TaskTrainer(Trainer):
         wait()  # every process writes its random state
         if not helping():
             seal(Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}")
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        with torch.serialization.safe_globals(ARRAYS_OF_ANY_NUMPY):
+            super()._load_rng_state(checkpoint)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         load_changing(self.accelerator.unwrap_model(model or self.model), Path(resume_from_checkpoint))

@@ -10,6 +10,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -20,6 +21,9 @@ from compressor.models.files.weight_files import not_finite
 
 MANIFEST = "manifest.json"
 CHANGING = "changing.safetensors"
+ARRAYS_OF_ANY_NUMPY = [(np.empty(0).__reduce__()[0], f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")]
+"""What makes an array, by the name that numpy 1 writes and by numpy 2's: Trainer's random state is read where only its own
+is allowed, and a package installed in between may bring the other numpy."""
 
 
 def changing(model: nn.Module) -> dict[str, Tensor]:

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -196,6 +197,31 @@ def test_a_damaged_checkpoint_is_left_for_the_one_before(tmp_path):
     assert newest(tmp_path).name == "checkpoint-47", "sealed, but not finite"
     (tmp_path / "checkpoint-47" / "manifest.json").unlink()
     assert newest(tmp_path) is None
+
+
+def test_a_training_goes_on_with_the_other_numpy(tmp_path):
+    """numpy 2 renamed the module that a random state names: the triton extra brings numpy 1 beside a training cut before."""
+    whole, losses, _ = run("lora", tmp_path / "whole")
+
+    def stop(_: str) -> None:
+        if newest(tmp_path / "cut") is not None:
+            raise Cut
+
+    with pytest.raises(Cut):
+        run("lora", tmp_path / "cut", stop, save_every=0.0)
+    state = newest(tmp_path / "cut") / "rng_state.pth"
+    with zipfile.ZipFile(state) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    names = [b"numpy.core.multiarray", b"numpy._core.multiarray"]
+    ours = next(name for name in names if any(name in part for part in parts.values()))
+    with zipfile.ZipFile(state, "w", zipfile.ZIP_STORED) as archive:
+        for name, part in parts.items():
+            archive.writestr(name, part.replace(ours, names[1 - names.index(ours)]))
+    seal(state.parent)
+    told = []
+    resumed, again, _ = run("lora", tmp_path / "cut", told.append, save_every=0.0)
+    assert "resumed" in told and again == losses
+    assert all(torch.equal(tensor, resumed.state_dict()[name]) for name, tensor in whole.state_dict().items())
 
 
 def test_a_checkpoint_is_no_door_for_code(tmp_path):
