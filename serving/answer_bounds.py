@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from export.parity.bounds import BOUNDS
 from export.runtimes.runtime_registry import RUNTIMES
 from serving.backends.door import VERSION_FILE
 from serving.layout.version_file import read_version
@@ -11,18 +12,30 @@ from serving.layout.version_file import read_version
 TOLERANCE = 1e-3
 """Of a row that comes alone: largest |difference| of a number, times max(1, |before|), as much as another processor may round
 differently in fp32."""
+ON_A_GPU = {"fp16": BOUNDS["fp16"].difference, "bf16": BOUNDS["bf16"].difference}
+"""The same in files for a GPU alone, by precision: what it may change of the model's outputs."""
 IN_BATCHES = 0.7
 """Of a row beside others, in a file of dynamic int8, whose scales depend on the whole batch: 0.46 was seen in 23,000 answers. A
 larger difference is a wrong answer."""
 
 
-def tolerance_in_batches(version: Path) -> float:
-    """The bound for the answers of a version's folder while other clients' rows share its batches.
-
-    Raises UserError E728 where its facts are invalid."""
+def tolerance_alone(version: Path) -> float:
+    """The bound for the answers of a version's folder to a row that comes alone. Raises UserError E728 where its facts are
+    invalid."""
     if not (version / VERSION_FILE).exists():
         return TOLERANCE  # a model of unknown use, which no batch is made of
     facts = read_version(version)
     row = RUNTIMES.get(facts.runtime)
+    on_cpu = row is None or row.is_for(facts.precision, "cpu")
+    return TOLERANCE if on_cpu else ON_A_GPU.get(facts.precision, TOLERANCE)
+
+
+def tolerance_in_batches(version: Path) -> float:
+    """The same while other clients' rows share its batches. Raises UserError E728."""
+    alone = tolerance_alone(version)
+    if not (version / VERSION_FILE).exists():
+        return alone
+    facts = read_version(version)
+    row = RUNTIMES.get(facts.runtime)
     dynamic = row is not None and facts.precision == "int8" and not row.calibrated
-    return IN_BATCHES if dynamic else TOLERANCE
+    return IN_BATCHES if dynamic else alone

@@ -192,6 +192,10 @@ class Runtime:
         """What is raised where a graph cannot be opened or does not run."""
         return (RuntimeError,)
 
+    def is_for(self, precision: str, device: Device) -> bool:
+        """Whether a file of a precision is meant for a device."""
+        return device in self.precisions.get(precision, ())
+
     def computes_with(self, device: Device) -> str:
         """What computes on a device, for the record of a benchmark; a session has asserted it."""
         return device.upper()

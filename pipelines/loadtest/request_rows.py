@@ -17,7 +17,7 @@ from compressor.tasks.features import model_rows
 from compressor.tasks.reading import read_task
 from pipelines.runs.finished import open_run
 from pipelines.runs.served import find_repository
-from serving.answer_bounds import IN_BATCHES, tolerance_in_batches
+from serving.answer_bounds import IN_BATCHES, TOLERANCE, tolerance_alone, tolerance_in_batches
 from serving.client import Client
 from serving.clients.by_tokens import TextEncoder, find_version
 from serving.layout.version_file import read_version
@@ -55,7 +55,8 @@ def traffic_of(
         raise UserError("E749", "there are no rows to send", "Give --run RUN for its validation rows, or --texts FILE")
     rows, (first, recorded) = run_rows(config, run), recorded_rows(version) if version else ([], [])
     known = f", the answers of {len(recorded)} as recorded" if recorded else ""
-    return Traffic([*first, *rows], f"{len(rows)} validation rows of {run.name}{known}", recorded, bound)
+    alone = tolerance_alone(version) if version else TOLERANCE
+    return Traffic([*first, *rows], f"{len(rows)} validation rows of {run.name}{known}", recorded, bound, alone)
 
 
 def version_of(run: Path, model: str) -> Path | None:

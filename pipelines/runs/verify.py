@@ -276,9 +276,10 @@ class Verification:
         if self.data.kind.generates:
             yield from self._generator_hops(config, made, inputs, serve)
             return
-        runtime, _, path, options = contents(config, inputs, self.data)
+        runtime, precision, path, options = contents(config, inputs, self.data)
         repository, interfaces = made.folder / "repository", tuple(config.interfaces)
-        deployed = Served(repository, config.name, RUNTIMES[runtime], path, interfaces, config.knobs)
+        where = config.device, precision
+        deployed = Served(repository, config.name, RUNTIMES[runtime], path, interfaces, config.knobs, *where)
         yield "model, config, tokenizer", lambda: require_same_repository(deployed, options)
         for interface in interfaces if serve else ():
 

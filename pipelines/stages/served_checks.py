@@ -17,7 +17,7 @@ from compressor.tasks.predictions import IGNORED
 from compressor.tasks.reading import read_task
 from export.parity.compare import ParityResult, require
 from export.parity.sides import Outputs, compare_outputs, runs
-from export.runtimes.runtime import Runtime
+from export.runtimes.runtime import Device, Runtime
 from export.runtimes.sessions import run, session
 from pipelines.engine.stage import Workspace
 from pipelines.stages.loading import PARITY_ROWS
@@ -40,7 +40,8 @@ ALONE = 32
 
 @dataclass(frozen=True)
 class Served:
-    """A deployed model: its repository, name and interfaces, and the model file that a local session opens."""
+    """A deployed model: its repository, name and interfaces, the model file that a local session opens, and the device on which
+    server and session compute."""
 
     repository: Path
     name: str
@@ -48,6 +49,13 @@ class Served:
     path: Path
     interfaces: Sequence[str]
     knobs: Knobs
+    device: Device = "cpu"
+    precision: str = "fp32"
+
+    @property
+    def bound(self) -> str:
+        """The bound's key: in another batch, which is another kernel's, a GPU rounds as its precision does."""
+        return self.precision if self.precision in ("fp16", "bf16") and self.device == "cuda" else "served"
 
     def most(self, rows: TokenRows) -> int:
         """Rows of a request. One number on both sides: dynamic int8 scales depend on the other rows of a batch."""
@@ -55,7 +63,9 @@ class Served:
 
     @property
     def streams(self) -> int:
-        """Sub-batches that an instance computes at the same time in a server on this machine."""
+        """Sub-batches that an instance computes at the same time in a server on this machine; on a GPU one."""
+        if self.device == "cuda":
+            return 1
         return streams(self.knobs, self.runtime) or self.knobs.threads or threads_each(instances(self.knobs, self.runtime))
 
 
@@ -73,9 +83,10 @@ def compare_served(
     Raises CheckError E610, E611 and UserError E7xx.
     """
     places = data.compared_places(PARITY_ROWS)
-    local, results = partial(run, session(served.path, runtime=served.runtime, threads=threads)), []
+    opened = session(served.path, runtime=served.runtime, device=served.device, threads=threads)
+    local, results = partial(run, opened), []
     with (
-        EmbeddedServer(served.repository, log_path=workspace.log_folder / "triton.log") as server,
+        EmbeddedServer(served.repository, log_path=workspace.log_folder / "triton.log", device=served.device) as server,
         Client(server.url) as client,
     ):
         for interface in served.interfaces:
@@ -100,7 +111,7 @@ def compare_tokens(
     with runs(hop):
         reference = outputs_of(local, rows, data, workspace, "local session", served.most(rows))
     candidate = outputs_of(remote, rows, data, workspace, "through the live server", served.most(rows))
-    return compare_outputs(hop, "served", reference, candidate, rows)
+    return compare_outputs(hop, served.bound, reference, candidate, rows)
 
 
 def compare_texts(
@@ -132,7 +143,7 @@ def compare_texts(
                 bar.advance(min(most, len(rows) - start))
             alone = {"batch 1": np.concatenate([side(row, row + 1) for row in range(min(ALONE, len(rows)))])}
         sides.append(Outputs(np.concatenate(parts), alone))
-    return compare_outputs(hop, "served", *sides, rows)
+    return compare_outputs(hop, served.bound, *sides, rows)
 
 
 COMPARISONS = {"tokens": compare_tokens, "text": compare_texts}

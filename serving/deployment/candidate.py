@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from compressor.errors import CheckError, UserError
-from serving.answer_bounds import TOLERANCE
+from serving.answer_bounds import TOLERANCE, tolerance_alone
 from serving.deployment.answers import Answer, differences
 from serving.deployment.source import Options, Source
 from serving.deployment.target import Target, new_record
@@ -69,7 +69,7 @@ def tried(
         target.put(source.version, name, 1, {}, new_record(options.run, source.sha256) | {CANDIDATE: True})
         target.set_beside(name, source.beside_as(name))
         load(source.name, control, name)
-        require_answers(source.name, answers, control, name)
+        require_answers(source.name, answers, control, name, tolerance=tolerance_alone(source.version))
         return _require_latency(source.name, name, answers, control, options)
     finally:
         target.remove(target.path(name))  # first: a server that is gone, or closed to us, unloads nothing

@@ -129,9 +129,10 @@ def _add_queue_policy(config: ModelConfig, knobs: Knobs) -> None:
 
 def _add_instances(config: ModelConfig, runtime: Runtime, facts: VersionFacts | None, knobs: Knobs) -> None:
     group = config.instance_group.add(count=instances(knobs, runtime))
-    if facts is not None and runtime.precisions.get(facts.precision) == ("cpu",):
-        # without a kind, a server with a GPU would place int8 there
-        group.kind = ModelInstanceGroup.KIND_CPU
+    devices = runtime.precisions.get(facts.precision, ()) if facts is not None else ()
+    if len(devices) == 1:
+        # without a kind, a server with a GPU would place int8 there, and one without would compute fp16 with casts
+        group.kind = ModelInstanceGroup.KIND_CPU if devices == ("cpu",) else ModelInstanceGroup.KIND_GPU
     if knobs.threads:
         config.parameters[runtime.threads_parameter].string_value = str(knobs.threads)
 

@@ -48,9 +48,9 @@ def first_answers(record: Record, rows: int) -> list[Outputs]:
     return [found[row] for row in range(rows) if row in found]
 
 
-def require_recorded(recorded: Sequence[Outputs], found: Sequence[Outputs]) -> None:
-    """Raises CheckError E750 where rows that come alone are not answered as when the model was deployed, but for TOLERANCE."""
-    verdicts = [compared(*pair, TOLERANCE) for pair in zip(recorded, found, strict=False)]
+def require_recorded(recorded: Sequence[Outputs], found: Sequence[Outputs], alone: float = TOLERANCE) -> None:
+    """Raises CheckError E750 where rows that come alone are not answered as when the model was deployed, but for `alone`."""
+    verdicts = [compared(*pair, alone) for pair in zip(recorded, found, strict=False)]
     odd = [(number, worst) for number, (verdict, worst) in enumerate(verdicts) if verdict in ("wrong", "changed")]
     if odd:
         what = f"{len(odd)} of {len(verdicts)} rows are not answered as recorded (row {odd[0][0]} differs by {odd[0][1]:.3g})"

@@ -144,7 +144,7 @@ def first_pass(fleet: Fleet, target: Target, timeout: float = Load.timeout) -> l
     expected = first_answers(fleet.once(target.endpoint, load), len(fleet.traffic))
     fleet.count = len(expected)
     recorded = fleet.traffic.recorded[: len(expected)]
-    require_recorded(recorded, expected)
+    require_recorded(recorded, expected, fleet.traffic.alone)
     return [*recorded, *expected[len(recorded) :]]
 
 

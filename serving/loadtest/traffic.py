@@ -12,7 +12,7 @@ import numpy as np
 from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor, triton_to_np_dtype
 
 from compressor.errors import UserError
-from serving.answer_bounds import IN_BATCHES
+from serving.answer_bounds import IN_BATCHES, TOLERANCE
 from serving.deployment.answers import ANSWERS, read_answers
 from serving.layout.text_outputs import PAIR, TEXT
 
@@ -29,13 +29,14 @@ Outputs = Mapping[str, np.ndarray]
 @dataclass(frozen=True)
 class Traffic:
     """The rows that are sent, again and again in random order; `source` says where they come from. `recorded` are the outputs
-    that the first rows had when the model was deployed; an answer under load is wrong where it differs by more than `bound`,
-    times max(1, |value|), from that of the row alone."""
+    that the first rows had when the model was deployed, from which those of the rows alone may differ by `alone`, times
+    max(1, |value|); an answer under load is wrong where it differs by more than `bound` from that of the row alone."""
 
     rows: list[Row]
     source: str
     recorded: Sequence[Outputs] = ()
     bound: float = IN_BATCHES
+    alone: float = TOLERANCE
 
     def __len__(self) -> int:
         return len(self.rows)

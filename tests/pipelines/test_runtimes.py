@@ -126,6 +126,29 @@ def test_a_bf16_file_for_cuda_is_not_deployed_on_the_cpu():
     assert problems(deploy, {"precision": "bf16", "runtime": "onnxruntime"}, both) == [("E643", ())]
 
 
+def test_a_gpu_is_served_from_the_files_that_it_computes():
+    chosen, files = deploy.DeployConfig(device="cuda").chosen, {"fp32": {}, "int8": {}, "fp16": {}}
+    assert chosen(["onnxruntime"], {"onnxruntime": files}) == ("onnxruntime", "fp16")
+    assert chosen(["openvino", "onnxruntime"], {"openvino": {"bf16": {}}, "onnxruntime": {"fp32": {}}}) == (
+        "onnxruntime",
+        "fp32",
+    )
+    with pytest.raises(CheckError, match="E616 nothing to deploy: fp16, bf16 or fp32 did not pass"):
+        chosen(["onnxruntime"], {"onnxruntime": {"int8": {}}})
+    half = entry(export, precision=["fp32", "int8", "fp16"], runtime=["onnxruntime", "openvino"])
+    assert problems(deploy, {"device": "cuda"}, half) == problems(deploy, {"device": "cuda", "precision": "fp16"}, half) == []
+    assert problems(deploy, {"device": "cuda", "precision": "int8"}, half) == [("E643", ())]
+    assert problems(deploy, {"device": "cuda", "runtime": "openvino"}, half) == [("E643", ())]
+    assert problems(deploy, {"precision": "fp16"}, half) == [("E643", ())]
+    assert deploy.STAGE.device(deploy.DeployConfig(device="cuda")) == "cuda"
+
+
+def test_a_gpu_computes_many_texts_at_a_time():
+    assert deploy.DeployConfig().knobs.max_batch_tokens is None
+    assert deploy.DeployConfig(device="cuda").knobs.max_batch_tokens == deploy.TOKENS_ON_A_GPU
+    assert deploy.DeployConfig(device="cuda", max_batch_tokens=7).knobs.max_batch_tokens == 7
+
+
 @pytest.mark.parametrize(
     ("module", "config"),
     [

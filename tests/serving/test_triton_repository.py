@@ -5,6 +5,7 @@ from dataclasses import replace
 import onnx
 import pytest
 from triton_parts import FACTS, KNOBS, LABELS
+from tritonclient.grpc.model_config_pb2 import ModelInstanceGroup
 
 from compressor.errors import UserError
 from export.runtimes.runtime_registry import RUNTIMES
@@ -103,6 +104,21 @@ def test_the_config_says_what_the_model_is(tmp_path, classifier, tokenizer_folde
         assert [(group.count, group.kind) for group in each.instance_group] == [(2, 2)]
         assert each.parameters["intra_op_thread_count"].string_value == "3"
         assert [sample.name for sample in each.model_warmup] == ["short", "long"]
+
+
+@pytest.mark.parametrize(
+    ("runtime", "precision", "kind"),
+    [
+        ("onnxruntime", "fp32", "AUTO"),
+        ("onnxruntime", "int8", "CPU"),
+        ("onnxruntime", "fp16", "GPU"),
+        ("onnxruntime", "bf16", "GPU"),
+        ("openvino", "bf16", "CPU"),
+    ],
+)
+def test_a_file_for_one_device_is_placed_there(runtime, precision, kind):
+    config = text_config("m-text", RUNTIMES[runtime], replace(FACTS, precision=precision), Knobs())
+    assert ModelInstanceGroup.Kind.Name(config.instance_group[0].kind) == f"KIND_{kind}"
 
 
 @pytest.mark.parametrize(("runtime", "tokens", "streams"), [("onnxruntime", "128", "0"), ("openvino", "1024", "1")])

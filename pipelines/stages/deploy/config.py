@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator
 
 from compressor.errors import CheckError
 from compressor.tasks.task_kind import kind_of
-from export.runtimes.runtime_registry import CPU_PRECISIONS, CPU_RUNTIMES, DEFAULT, RUNTIMES, packages_of
+from export.runtimes.runtime_registry import CPU_RUNTIMES, DEFAULT, PRECISIONS, RUNTIMES, packages_of
 from pipelines.engine.stage import Entry, Problem, Stage, StageConfig, one_task_only
 from pipelines.file import limits
 from serving.layout.knobs import DEFAULT_KNOBS, INTERFACES, Knobs
@@ -21,11 +21,15 @@ if TYPE_CHECKING:
 
 OF_TEXTS = ("max_batch_tokens", "streams", "max_queue_delay_us", "max_queue_size", "timeout_ms")
 """Keys that only NAME-text uses."""
+PREFERRED = {"cpu": ("int8", "bf16", "fp32"), "cuda": ("fp16", "bf16", "fp32")}
+"""Device -> the precisions that are deployed where none is named, the first that was exported."""
+TOKENS_ON_A_GPU = 4096
+"""Padded tokens of a sub-batch of texts where a GPU computes it: 4 times as many take 1.3 times as long (docs/export.md)."""
 
 
 class DeployConfig(StageConfig):
     """`name` is the model's name on the server; `runtime` computes it, by default the first that export names; `precision`
-    defaults to int8 where it was exported. The others are explained in docs/serving.md."""
+    defaults to int8 where it was exported, on a GPU to fp16. The others are explained in docs/serving.md."""
 
     name: str = Field(
         default="model",
@@ -36,9 +40,10 @@ class DeployConfig(StageConfig):
     runtime: Literal[*CPU_RUNTIMES] | None = Field(
         default=None, description="the runtime that serves it, default the first that export names"
     )
-    precision: Literal[*CPU_PRECISIONS] | None = Field(
-        default=None, description="precision of the file, default int8 where exported"
+    precision: Literal[*PRECISIONS] | None = Field(
+        default=None, description="precision of the file, default int8 where exported, with device: cuda fp16"
     )
+    device: Literal["cpu", "cuda"] = Field(default="cpu", description="the device that the server is tried on")
     interfaces: list[Literal[*INTERFACES]] = Field(
         default=list(INTERFACES),
         min_length=1,
@@ -105,25 +110,24 @@ class DeployConfig(StageConfig):
     @property
     def knobs(self) -> Knobs:
         """The settings of the server."""
-        return Knobs(**{field.name: getattr(self, field.name) for field in fields(Knobs)})
+        knobs = Knobs(**{field.name: getattr(self, field.name) for field in fields(Knobs)})
+        if self.device == "cuda" and knobs.max_batch_tokens is None:
+            return replace(knobs, max_batch_tokens=TOKENS_ON_A_GPU)
+        return knobs
 
     def chosen(self, runtimes: Sequence[str], files: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
         """The runtime and the precision to deploy, out of the compressed `files` (runtime -> precision -> file) that passed and
-        are for the CPU. Raises CheckError E616 if the requested one was left out."""
+        are for the device. Raises CheckError E616 if the requested one was left out."""
         written = [name for name in runtimes if name in files and self.runtime in (None, name)]
         for runtime in written:
-            for precision in ("int8", "bf16", "fp32"):
+            for precision in PREFERRED[self.device]:
                 # bf16 is for the CPU in one runtime and for CUDA in another
-                if precision in files[runtime] and self.precision in (None, precision) and for_cpu(runtime, precision):
+                meant = RUNTIMES[runtime].is_for(precision, self.device)
+                if precision in files[runtime] and self.precision in (None, precision) and meant:
                     return runtime, precision
-        requested = " ".join(filter(None, (self.runtime, self.precision))) or "int8, bf16 or fp32"
+        requested = " ".join(filter(None, (self.runtime, self.precision))) or "{}, {} or {}".format(*PREFERRED[self.device])
         what = f"nothing to deploy: {requested} did not pass its comparison and was left out by the export"
         raise CheckError("E616", what, "See what failed in the report, or deploy another precision")
-
-
-def for_cpu(runtime: str, precision: str) -> bool:
-    """Whether a runtime's file of a precision is for the CPU, on which the server is tried."""
-    return "cpu" in RUNTIMES[runtime].precisions.get(precision, ())
 
 
 def with_tasks(config: DeployConfig, many: bool, kinds: Sequence[str]) -> Iterable[Problem]:
@@ -132,7 +136,8 @@ def with_tasks(config: DeployConfig, many: bool, kinds: Sequence[str]) -> Iterab
         return
     if "text" not in config.interfaces:
         yield Problem("E403", "a model that generates takes texts", "Remove the key, or add text to it", ("interfaces",))
-    yield from unused(config, (knob.name for knob in fields(Knobs) if knob.name != "threads"), "a model that generates")
+    knobs = (knob.name for knob in fields(Knobs) if knob.name != "threads")
+    yield from unused(config, ("device", *knobs), "a model that generates")
 
 
 def unused(config: DeployConfig, keys: Iterable[str], by: str) -> Iterable[Problem]:
@@ -162,11 +167,20 @@ def check(config: DeployConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]
         for precision in exported.precisions_of(runtime)
         if config.runtime in (None, runtime) and config.precision in (None, precision)
     ]
-    if files and not any(for_cpu(*file) for file in files):
-        requested = " ".join(filter(None, (config.runtime, config.precision)))
-        which = f"the exported {requested}" if requested else "every exported file"
-        fix = f"Add fp32 to precision in '{exports[-1].id}'" + (", and deploy that" if requested else "")
-        yield Problem("E643", f"{which} is for CUDA, and Triton is tried on the CPU here", fix)
+    if files and not any(RUNTIMES[runtime].is_for(precision, config.device) for runtime, precision in files):
+        yield _for_the_other_device(config, exports[-1])
+
+
+def _for_the_other_device(config: DeployConfig, export: Entry) -> Problem:
+    """What is said where no file that may be deployed is for the device."""
+    requested = " ".join(filter(None, (config.runtime, config.precision)))
+    which, add = f"the exported {requested}" if requested else "every exported file", f"to precision in '{export.id}'"
+    also = ", and deploy that" if requested else ""
+    if config.device == "cpu":
+        fix = f"Use device: cuda, or add fp32 {add}{also}"
+        return Problem("E643", f"{which} is for CUDA, and Triton is tried on the CPU", fix)
+    fix = f"Use device: cpu, or add fp16 {add}{also}, with the runtime onnxruntime"
+    return Problem("E643", f"{which} is for the CPU, and Triton is tried on CUDA", fix)
 
 
 SECONDS_A_SERVER = 15.0
@@ -189,5 +203,6 @@ STAGE = Stage(
     check=check,
     with_tasks=with_tasks,
     estimate=estimate,
+    device=lambda config: config.device,
     optional=True,
 )

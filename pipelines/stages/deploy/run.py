@@ -57,7 +57,8 @@ def run(config: DeployConfig, inputs: Inputs, workspace: Workspace) -> dict[str,
     repository = workspace.folder / "repository"
     runtime, precision, path, options = contents(config, inputs, data)
     write_repository(repository, config.name, path, runtime=RUNTIMES[runtime], **options)
-    served = Served(repository, config.name, RUNTIMES[runtime], path, tuple(config.interfaces), config.knobs)
+    interfaces = tuple(config.interfaces)
+    served = Served(repository, config.name, RUNTIMES[runtime], path, interfaces, config.knobs, config.device, precision)
     record = partial(record_answers, served, inputs.task, data)
     results = compare_served(served, inputs.task, data, workspace, inputs.threads, record)
     return {
