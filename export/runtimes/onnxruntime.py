@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -208,6 +209,9 @@ def export_onnx(
 
 PROVIDER_OPTIONS: dict[Device, dict[str, str]] = {"cuda": {"use_tf32": "0"}}
 """fp32 is computed in fp32: by default ONNX Runtime multiplies it in TF32 on CUDA, with 11 of its 24 bits."""
+NO_KERNELS_BY_SHAPE = ("ORT_ENABLE_CUDNN_FLASH_ATTENTION", "0")
+"""The variable that keeps fused attention from cuDNN, which from compute capability 9.0 on builds its kernels for each shape:
+80 to 140 ms on an H200 where a pass takes 1 (docs/results/quickstart_h200.md)."""
 
 
 def open_session(
@@ -225,6 +229,7 @@ def open_session(
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
     if device == "cuda":
+        os.environ.setdefault(*NO_KERNELS_BY_SHAPE)
         # CUDA's libraries are in separate packages, which the loader does not search; it prints what it does not find
         with contextlib.redirect_stdout(sys.stderr):
             onnxruntime.preload_dlls()

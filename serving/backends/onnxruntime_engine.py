@@ -4,6 +4,8 @@ The server copies this file into each backend's folder; like model.py there it i
 mean what they mean to the native backend (its README, "Model Config Options"); one that is not implemented here is refused.
 """
 
+import os
+
 import onnxruntime as ort
 from cpu_threads import streams_of, threads_of
 
@@ -94,10 +96,11 @@ def providers(args):
     """The execution provider of the instance, followed by the CPU for operators that CUDA lacks.
 
     CUDA's libraries may be in packages of their own, which the loader does not search. fp32 is computed in fp32, as it was
-    proven: by default it is multiplied in TF32.
+    proven: by default it is multiplied in TF32. Attention is not cuDNN's, which builds kernels for each shape of a request.
     """
     if args["model_instance_kind"] != "GPU":
         return ["CPUExecutionProvider"]
+    os.environ.setdefault("ORT_ENABLE_CUDNN_FLASH_ATTENTION", "0")
     ort.preload_dlls()
     options = {"device_id": args["model_instance_device_id"], "use_tf32": "0"}
     return [("CUDAExecutionProvider", options), "CPUExecutionProvider"]

@@ -1,6 +1,7 @@
 """Exported graphs against PyTorch: every architecture, dense and unequally pruned, fused and not, over many shapes."""
 
 import contextlib
+import os
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -21,7 +22,7 @@ from export.graph.rewrite import fused
 from export.graph.trace import AXES, OPSET, portable, stamp, trace, trace_named
 from export.parity.compare import compare
 from export.runtimes.feeds import feeds_of
-from export.runtimes.onnxruntime import BoundBatch, export_onnx, write_onnx
+from export.runtimes.onnxruntime import NO_KERNELS_BY_SHAPE, BoundBatch, export_onnx, write_onnx
 from export.runtimes.sessions import run, session
 from tests.compressor.conftest import CUTS, TRIED, tiny
 from tests.compressor.conftest import encoding as rows_with_ends
@@ -254,10 +255,14 @@ def test_cuda_that_is_not_there_is_an_error_not_the_cpu(exported):
         session(exported("bert-dense").fp32, device="cuda")
 
 
-def test_fp32_is_not_multiplied_in_tf32_on_cuda(exported, monkeypatch):
+@pytest.mark.parametrize("wanted", [None, "1"])
+def test_fp32_is_not_multiplied_in_tf32_on_cuda_nor_attention_built_for_each_shape(exported, monkeypatch, wanted):
     import onnxruntime
 
     asked = []
+    monkeypatch.setenv(NO_KERNELS_BY_SHAPE[0], wanted or "")
+    if wanted is None:
+        monkeypatch.delenv(NO_KERNELS_BY_SHAPE[0])
     monkeypatch.setattr(
         onnxruntime, "InferenceSession", lambda path, options, providers: asked.extend(providers) or MagicMock()
     )
@@ -265,6 +270,7 @@ def test_fp32_is_not_multiplied_in_tf32_on_cuda(exported, monkeypatch):
         with contextlib.suppress(UserError):  # there may be no GPU
             session(exported("bert-dense").fp32, device=device)
     assert asked == [("CPUExecutionProvider", {}), ("CUDAExecutionProvider", {"use_tf32": "0"})]
+    assert os.environ[NO_KERNELS_BY_SHAPE[0]] == (wanted or "0")
 
 
 def test_a_batch_that_is_bound_computes_what_a_run_does(exported):
