@@ -38,7 +38,7 @@ STAGES = {
 }
 
 
-@pytest.mark.parametrize("stages", ["units", pytest.param("weights", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stages", [pytest.param("units", marks=pytest.mark.slow), "weights"])
 def test_files_are_those_of_the_cpu(tmp_path, stages):
     def merged(name, device):
         pipeline = load_pipeline(write_pipeline(tmp_path / name, stages=STAGES[stages], rows=80))
