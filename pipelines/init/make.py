@@ -177,8 +177,12 @@ def _test(options: InitOptions, files: Files, guessed: Guess, train: DataTable, 
     if files.validation is None and not options.split:
         say("note", f"{names} is used for validation, as there is no dev file: it no longer serves as a test")
         return None
-    test = read_table(files.test)
-    why = unlabelled(test, guessed, train)  # as the test files of GLUE are
+    try:
+        test = read_table(files.test)
+    except UserError as error:
+        why = str(error)  # nobody named it, and a pipeline does without
+    else:
+        why = unlabelled(test, guessed, train)  # as the test files of GLUE are
     if why:
         say("note", f"{names} is not used: {why}")
     return None if why else test
