@@ -44,8 +44,7 @@ class EmbeddedServer:
 
     Port 0 takes any free one. `models` are the names to load, None for all of them. `ready_timeout` is in seconds, `max_body`
     in bytes, of one HTTP request; requests in flight have `exit_seconds` when it is stopped. The output of all processes goes
-    to `log_path`. They end with the thread that starts them, at the latest. Models are placed on a GPU where there is one and
-    they are for it, and with the `device` cpu never.
+    to `log_path`. They end with the thread that starts them, at the latest. With the `device` cpu no model sees a GPU.
 
     It listens on 127.0.0.1 alone. HTTP and metrics are answered by a guard, which checks requests (`serving.guard.proxy`);
     Triton itself listens on Unix sockets in a folder of this user's own, and on the port for gRPC. Without `token` it serves

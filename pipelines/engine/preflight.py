@@ -19,7 +19,7 @@ from compressor.tasks.data import read_data, read_test_rows
 from compressor.tasks.listing import listed
 from compressor.tasks.reading import check_data, skipped_lines
 from compressor.tasks.task_kind import kind_of
-from export.runtimes.runtime_registry import EXTRAS
+from export.runtimes.runtime_registry import DEFAULT, EXTRAS
 from pipelines.engine.disk import shortened
 from pipelines.engine.environment import accelerator, package_versions
 from pipelines.engine.stage import CUDA, BaseModelReference, Entry, Models, Stage
@@ -250,5 +250,9 @@ def check_environment(entries: Sequence[Entry]) -> None:
         if stage.device(entry.config) == CUDA and accelerator() is None:
             fix = "Use device: cpu, or run it on a machine with a GPU and its driver"
             faults[CUDA] = UserError("E904", f"stage '{entry.id}' computes on CUDA, and no GPU is offered here", fix)
+        elif stage.device(entry.config) == CUDA and not faults and not DEFAULT.offers(CUDA):
+            what = f"stage '{entry.id}' computes on CUDA, and the {DEFAULT.title} that is installed cannot"
+            fix = "Install the extra gpu (and not cpu) with a driver that fits, or use device: cpu"
+            faults[CUDA] = UserError("E904", what, fix)
     if faults:
         raise UserErrors(list(faults.values()))

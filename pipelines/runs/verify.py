@@ -278,8 +278,7 @@ class Verification:
             return
         runtime, precision, path, options = contents(config, inputs, self.data)
         repository, interfaces = made.folder / "repository", tuple(config.interfaces)
-        where = config.device, precision
-        deployed = Served(repository, config.name, RUNTIMES[runtime], path, interfaces, config.knobs, *where)
+        deployed = Served(repository, config.name, RUNTIMES[runtime], path, interfaces, config.knobs, precision)
         yield "model, config, tokenizer", lambda: require_same_repository(deployed, options)
         for interface in interfaces if serve else ():
 

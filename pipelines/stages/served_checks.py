@@ -36,12 +36,13 @@ MOST = 32
 """Rows of a request in a comparison, at most."""
 ALONE = 32
 """Texts that are also sent one by one."""
+HALF = ("fp16", "bf16")
+"""Precisions with a bound of their own on a GPU."""
 
 
 @dataclass(frozen=True)
 class Served:
-    """A deployed model: its repository, name and interfaces, the model file that a local session opens, and the device on which
-    server and session compute."""
+    """A deployed model: its repository, name and interfaces, and the file that a local session opens, on the same device."""
 
     repository: Path
     name: str
@@ -49,13 +50,17 @@ class Served:
     path: Path
     interfaces: Sequence[str]
     knobs: Knobs
-    device: Device = "cpu"
     precision: str = "fp32"
 
     @property
+    def device(self) -> Device:
+        """Where server and session compute."""
+        return self.knobs.device or "cpu"
+
+    @property
     def bound(self) -> str:
-        """The bound's key: in another batch, which is another kernel's, a GPU rounds as its precision does."""
-        return self.precision if self.precision in ("fp16", "bf16") and self.device == "cuda" else "served"
+        """The bound's key."""
+        return f"served, {self.precision}" if self.precision in HALF and self.device == "cuda" else "served"
 
     def most(self, rows: TokenRows) -> int:
         """Rows of a request. One number on both sides: dynamic int8 scales depend on the other rows of a batch."""
@@ -63,9 +68,7 @@ class Served:
 
     @property
     def streams(self) -> int:
-        """Sub-batches that an instance computes at the same time in a server on this machine; on a GPU one."""
-        if self.device == "cuda":
-            return 1
+        """Sub-batches that an instance computes at the same time in a server on this machine."""
         return streams(self.knobs, self.runtime) or self.knobs.threads or threads_each(instances(self.knobs, self.runtime))
 
 

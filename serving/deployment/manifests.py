@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from tritonclient.grpc.model_config_pb2 import ModelInstanceGroup
 
 from compressor.errors import UserError
 from export.runtimes.runtime_registry import RUNTIMES
 from serving.backend_files import backend_names, copy_backend
+from serving.repository import read_config
 
 TRITON = "24.10"
 """Least version of the official container: its ONNX Runtime reads IR 10 and opset 20, and its Triton python-based backends."""
@@ -27,10 +29,23 @@ LABEL = 63
 """Longest name of a service in Kubernetes, which begins with a letter."""
 
 
-def packages() -> str:
+ON_A_GPU = {"onnxruntime": "'onnxruntime-gpu[cuda,cudnn]'"}
+"""Package of a runtime -> what is installed in its place where a GPU computes."""
+AS_PROVEN = {"NVIDIA_TF32_OVERRIDE": "0", "ORT_ENABLE_CUDNN_FLASH_ATTENTION": "0"}
+"""What the backends of this project ask of ONNX Runtime on a GPU, for Triton's own (docs/export.md)."""
+
+
+def needs_gpu(repository: Path, models: Sequence[str]) -> bool:
+    """Whether any of the models is to be placed on a GPU."""
+    groups = (group for name in models for group in read_config(repository / name).instance_group)
+    return any(group.kind == ModelInstanceGroup.KIND_GPU for group in groups)
+
+
+def packages(*, gpu: bool = False) -> str:
     """What the backends of this project import, as arguments of pip."""
     served = [runtime for runtime in RUNTIMES.values() if runtime.backend in backend_names()]
-    return " ".join([*(package for runtime in served for package in runtime.packages), "tokenizers", "'numpy<2'"])
+    needed = [package for runtime in served for package in runtime.packages]
+    return " ".join([*(ON_A_GPU.get(package, package) if gpu else package for package in needed), "tokenizers", "'numpy<2'"])
 
 
 def _options(models: Sequence[str], repository: str) -> list[str]:
@@ -39,7 +54,7 @@ def _options(models: Sequence[str], repository: str) -> list[str]:
     return [f"--model-repository={repository}", "--model-control-mode=explicit", *loaded]
 
 
-def kserve(location: str, models: Sequence[str]) -> dict[str, Any]:
+def kserve(location: str, models: Sequence[str], *, gpu: bool = False) -> dict[str, Any]:
     """An InferenceService on the repository at the URL `location`: KServe's own Triton runtime with the `stock_models`."""
     model = {
         "modelFormat": {"name": "triton"},
@@ -48,6 +63,9 @@ def kserve(location: str, models: Sequence[str]) -> dict[str, Any]:
         "storageUri": location,
         "args": _options(stock_models(models), "/mnt/models")[1:],
     }
+    if gpu:
+        model["env"] = [{"name": name, "value": value} for name, value in AS_PROVEN.items()]
+        model["resources"] = {"limits": {"nvidia.com/gpu": "1"}}
     return {
         "apiVersion": "serving.kserve.io/v1beta1",
         "kind": "InferenceService",
@@ -66,7 +84,7 @@ def _service_name(model: str) -> str:
     return (name if name[:1].isalpha() else f"model-{name}")[:LABEL].strip("-")
 
 
-def compose(location: str, models: Sequence[str]) -> dict[str, Any]:
+def compose(location: str, models: Sequence[str], *, gpu: bool = False) -> dict[str, Any]:
     """A compose file of the official container on the local folder `location`, its ports on this machine alone."""
     mounted = {"type": "bind", "read_only": True}
     backends = [
@@ -76,7 +94,7 @@ def compose(location: str, models: Sequence[str]) -> dict[str, Any]:
     service = {
         "image": IMAGE,
         "entrypoint": ["/bin/sh", "-c"],
-        "command": [f"pip install --quiet {packages()} && exec tritonserver {' '.join(_options(models, '/models'))}"],
+        "command": [f"pip install --quiet {packages(gpu=gpu)} && exec tritonserver {' '.join(_options(models, '/models'))}"],
         "ports": ["127.0.0.1:8000:8000", "127.0.0.1:8001:8001", "127.0.0.1:8002:8002"],
         "shm_size": "1gb",
         "volumes": [{**mounted, "source": location, "target": "/models"}, *backends],
@@ -87,6 +105,9 @@ def compose(location: str, models: Sequence[str]) -> dict[str, Any]:
         },
         "restart": "unless-stopped",
     }
+    if gpu:
+        card = {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
+        service["deploy"] = {"resources": {"reservations": {"devices": [card]}}}
     return {"services": {"triton": service}}
 
 
@@ -125,17 +146,17 @@ def _check_file(path: Path) -> None:
         raise UserError("E801", "no permission to write here", fix, str(existing))
 
 
-def write_kserve(path: Path, location: str, models: Sequence[str]) -> list[str]:
+def write_kserve(path: Path, location: str, models: Sequence[str], *, gpu: bool = False) -> list[str]:
     """Write the InferenceService; returns the models that it serves. Raises as `check_kserve`."""
     check_kserve(path, location, models)
-    _write(path, kserve(location, models))
+    _write(path, kserve(location, models, gpu=gpu))
     return stock_models(models)
 
 
-def write_compose(path: Path, location: str, models: Sequence[str]) -> list[str]:
+def write_compose(path: Path, location: str, models: Sequence[str], *, gpu: bool = False) -> list[str]:
     """Write the compose file, and beside it the backends that it mounts; returns the models. Raises as `check_compose`."""
     check_compose(path, location, models)
-    _write(path, compose(str(Path(location).resolve()), models))
+    _write(path, compose(str(Path(location).resolve()), models, gpu=gpu))
     for name in backend_names():
         shutil.rmtree(path.parent / BACKENDS / name, ignore_errors=True)
         copy_backend(name, path.parent / BACKENDS)

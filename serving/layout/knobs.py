@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
-from compressor.arguments import require_number, require_whole
+from compressor.arguments import require_number, require_one_of, require_whole
+from export.runtimes.runtime import Device
 
 INTERFACES = ("tokens", "text")
 """What a deployed model can take: arrays of token ids (the model NAME), texts (NAME-text)."""
+TOKENS_ON_A_GPU = 4096
+"""Padded tokens of a sub-batch of texts on a GPU, at most: 4 times as many take 1.3 times as long (docs/export.md)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +24,8 @@ class Knobs:
       same time, its threads shared equally;
     - `max_queue_delay_us`: how long a text waits for others to share its batch; `max_queue_size`: texts that wait at most,
       more are refused (0: any number); `timeout_ms`: the longest wait (None: any);
-    - `warmup`: whether each instance computes one short and one long row before it is ready.
+    - `warmup`: whether each instance computes one short and one long row before it is ready;
+    - `device`: cpu or cuda, where the instances are placed; None: on a GPU where the server has one and the file is for it.
 
     `instances`, `max_batch_tokens` and `streams` that are None are what is fastest in the runtime (export/runtimes).
     """
@@ -34,6 +39,7 @@ class Knobs:
     max_queue_size: int = 0
     timeout_ms: float | None = None
     warmup: bool = True
+    device: Device | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_batch_size", "max_queue_delay_us", "max_queue_size"):
@@ -43,6 +49,8 @@ class Knobs:
                 require_whole(name, getattr(self, name))
         if self.timeout_ms is not None:
             require_number("timeout_ms", self.timeout_ms, 0, above=True)
+        if self.device is not None:
+            require_one_of("device", self.device, get_args(Device))
 
 
 DEFAULT_KNOBS = Knobs()

@@ -11,7 +11,7 @@ from compressor.arguments import require_one_of
 from compressor.errors import UserError
 from export.runtimes.runtime import Runtime, TensorSpec
 from serving.backends.door import TASK_NUMBER
-from serving.layout.knobs import DEFAULT_KNOBS, Knobs
+from serving.layout.knobs import DEFAULT_KNOBS, TOKENS_ON_A_GPU, Knobs
 from serving.layout.text_outputs import (
     ANY_KIND,
     CLASSES,
@@ -101,14 +101,17 @@ def instances(knobs: Knobs, runtime: Runtime) -> int:
 
 def batch_tokens(knobs: Knobs, runtime: Runtime) -> int:
     """Padded tokens of a sub-batch of texts, at most."""
-    return knobs.max_batch_tokens or runtime.text_tokens
+    return knobs.max_batch_tokens or (TOKENS_ON_A_GPU if knobs.device == "cuda" else runtime.text_tokens)
 
 
 def streams(knobs: Knobs, runtime: Runtime) -> int:
-    """Sub-batches at the same time, 0 for one a thread. Raises UserError E744 for more than the runtime computes."""
+    """Sub-batches at the same time, 0 for one a thread. Raises UserError E744 for more than the runtime, or a GPU, computes."""
+    several = runtime.streams and knobs.device != "cuda"
     if knobs.streams is None:
-        return 0 if runtime.streams else 1
-    if knobs.streams > 1 and not runtime.streams:
+        return 0 if several else 1
+    if knobs.streams > 1 and knobs.device == "cuda":
+        raise UserError("E744", f"streams is {knobs.streams}, and a GPU computes one sub-batch at a time", "Leave it out")
+    if knobs.streams > 1 and not several:
         fix = "Leave it out: all threads compute each sub-batch"
         raise UserError("E744", f"streams is {knobs.streams}, and {runtime.title} computes one sub-batch at a time", fix)
     return knobs.streams
@@ -129,7 +132,7 @@ def _add_queue_policy(config: ModelConfig, knobs: Knobs) -> None:
 
 def _add_instances(config: ModelConfig, runtime: Runtime, facts: VersionFacts | None, knobs: Knobs) -> None:
     group = config.instance_group.add(count=instances(knobs, runtime))
-    devices = runtime.precisions.get(facts.precision, ()) if facts is not None else ()
+    devices = (knobs.device,) if knobs.device else runtime.precisions.get(facts.precision, ()) if facts is not None else ()
     if len(devices) == 1:
         # without a kind, a server with a GPU would place int8 there, and one without would compute fp16 with casts
         group.kind = ModelInstanceGroup.KIND_CPU if devices == ("cpu",) else ModelInstanceGroup.KIND_GPU

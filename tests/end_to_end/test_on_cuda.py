@@ -2,15 +2,17 @@
 
 import importlib.util
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
+from tritonclient.grpc.model_config_pb2 import ModelInstanceGroup
 
 from export.runtimes.onnxruntime import RUNTIME
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
 from pipelines.runs.verify import verify
-from pipelines.stages.deploy.config import TOKENS_ON_A_GPU
+from serving.layout.knobs import TOKENS_ON_A_GPU
 from serving.repository import read_config
 from tests.tiny import LEFT_OUT, write_pipeline
 
@@ -47,6 +49,8 @@ def test_a_stage_that_serves_on_a_gpu_does_its_work(tmp_path, monkeypatch):
     """Where CUDA is said to be there and the CPU's kernels stand for it: everything but placing the model on a card."""
     monkeypatch.setattr("pipelines.engine.preflight.accelerator", lambda: "a card")
     monkeypatch.setitem(RUNTIME.providers, "cuda", "CPUExecutionProvider")
+    kinds = SimpleNamespace(KIND_CPU=ModelInstanceGroup.KIND_CPU, KIND_GPU=ModelInstanceGroup.KIND_AUTO)
+    monkeypatch.setattr("serving.layout.model_config.ModelInstanceGroup", kinds)
     path = write_pipeline(tmp_path, stages=[TUNE, {"merge": None}, {"export": {"precision": ["fp32", "int8"]}}, DEPLOY])
     made = run_pipeline(load_pipeline(path), tmp_path / "runs").artifacts["deploy"]
     assert (made.metadata["precision"], [hop["passed"] for hop in made.metadata["parity"]]) == ("fp32", [True, True])

@@ -24,7 +24,7 @@ from pipelines.engine.runner import run_pipeline
 from pipelines.engine.stage import Artifact, BaseModelReference, Inputs
 from pipelines.file.config import load_pipeline
 from pipelines.stages.benchmark import run as benchmark
-from pipelines.stages.benchmark.config import STAGE, BenchmarkConfig
+from pipelines.stages.benchmark.config import FEWEST_ROUNDS, STAGE, BenchmarkConfig
 from pipelines.stages.loading import load_data
 from tests.tiny import write_pipeline
 
@@ -120,8 +120,10 @@ def test_every_latency_has_its_share_of_the_machines_limit(measured):
     assert account["limits"] == {"fp32": 1e9, "memory": 1e12, "how": {"fp32": "torch.mm"}}
     for row in account["candidates"]:
         for cell in row["latency"]:
-            least = 1000 * cell["batch"] * row["flops"]["8"] / 1e9
-            assert cell["limit"] == "compute" and cell["limit_share"] == pytest.approx(least / cell["p50"])
+            share = 1000 * cell["batch"] * row["flops"]["8"] / 1e9 / cell["p50"]
+            # files leave out of the last block what the head does not read
+            expected = pytest.approx(share) if row["runtime"] == "pytorch" else pytest.approx(0.75 * share, rel=0.3)
+            assert cell["limit"] == "compute" and cell["limit_share"] == expected
 
 
 def test_unmerged_deltas_are_part_of_the_least_time(tmp_path):
@@ -174,7 +176,7 @@ def test_every_candidate_is_timed_on_rows_of_their_own_lengths(measured, ready):
             ("arrival", 4),
             ("sorted", 4),
         ]
-        assert {(cell["rows"], cell["rounds"]) for cell in row["real_lengths"]} == {(48, 3)}
+        assert {(cell["rows"], cell["rounds"]) for cell in row["real_lengths"]} == {(48, FEWEST_ROUNDS)}
         assert [cell["batches"] for cell in row["real_lengths"]] == [48, 12, 12]
         one, arrival, ordered = row["real_lengths"]
         assert one["padding"] == 0 <= ordered["padding"] <= arrival["padding"] < 1

@@ -143,10 +143,15 @@ def test_a_gpu_is_served_from_the_files_that_it_computes():
     assert deploy.STAGE.device(deploy.DeployConfig(device="cuda")) == "cuda"
 
 
-def test_a_gpu_computes_many_texts_at_a_time():
-    assert deploy.DeployConfig().knobs.max_batch_tokens is None
-    assert deploy.DeployConfig(device="cuda").knobs.max_batch_tokens == deploy.TOKENS_ON_A_GPU
-    assert deploy.DeployConfig(device="cuda", max_batch_tokens=7).knobs.max_batch_tokens == 7
+def test_what_is_proven_on_a_gpu_is_chosen_and_measured_for_it():
+    """`precision: auto` compares files for the CPU by their times there."""
+    auto, half = entry(export, precision="auto"), entry(export, precision=["fp32", "fp16"])
+    assert problems(deploy, {"device": "cuda"}, auto) == [("E643", ("device",))]
+    served = entry(deploy, device="cuda")
+    assert problems(benchmark, {}, half, served) == [("E643", ("device",))]
+    assert problems(benchmark, {"device": "cuda"}, half, served) == problems(benchmark, {}, half, entry(deploy)) == []
+    assert deploy.STAGE.surroundings(deploy.DeployConfig()) == {}
+    assert deploy.STAGE.surroundings(deploy.DeployConfig(device="cuda")).keys() == {"accelerator"}
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """The files that `compress deploy` writes for KServe and for compose, and what is refused before anything is deployed."""
 
+from dataclasses import replace
+
 import certifi
 import pytest
 import yaml
@@ -36,6 +38,7 @@ def test_a_service_of_the_models_that_kserves_triton_can_serve(deployed, tmp_pat
     assert service["metadata"]["name"] == "model-4-reviews", "a service's name begins with a letter"
     model = service["spec"]["predictor"]["model"]
     assert model["args"] == ["--model-control-mode=explicit", "--load-model=4-reviews"] and model["storageUri"] == BUCKET
+    assert not {"resources", "env"} & model.keys()
     assert "without 4-reviews-text, for which KServe's Triton has no backend" in capsys.readouterr().out
 
 
@@ -50,6 +53,22 @@ def test_a_compose_file_has_its_own_folder_beside_it(deployed, tmp_path):
     backends = [tmp_path / "here" / source / "model.py" for source in sources[1:]]
     assert sources[0] == str(tmp_path / "served") and all(backend.is_file() for backend in backends)
     assert "--load-model=4-reviews --load-model=4-reviews-text" in triton["command"][0]
+
+
+def test_a_model_for_a_gpu_is_given_one(tmp_path, tokenizer_folder):
+    options = {"facts": replace(FACTS, precision="fp16"), "tokenizer_folder": tokenizer_folder}
+    write_repository(tmp_path / "run", "reviews", write_classifier(tmp_path / "m.onnx"), **options)
+    write_answers(tmp_path / "run" / "reviews" / "1", [])
+    run_deploy(tmp_path / "run", BUCKET, "--kserve", tmp_path / "service.yaml")
+    model = yaml.safe_load((tmp_path / "service.yaml").read_text())["spec"]["predictor"]["model"]
+    assert model["resources"] == {"limits": {"nvidia.com/gpu": "1"}}
+    assert {"name": "NVIDIA_TF32_OVERRIDE", "value": "0"} in model["env"]
+    run_deploy(tmp_path / "run", tmp_path / "served", "--compose", tmp_path / "compose.yaml")
+    (triton,) = yaml.safe_load((tmp_path / "compose.yaml").read_text())["services"].values()
+    assert triton["deploy"]["resources"]["reservations"]["devices"] == [
+        {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
+    ]
+    assert "'onnxruntime-gpu[cuda,cudnn]'" in triton["command"][0] and " onnxruntime " not in triton["command"][0]
 
 
 @pytest.mark.parametrize(("kind", "of_url"), [("kserve", False), ("compose", True)])

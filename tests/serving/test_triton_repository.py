@@ -9,7 +9,7 @@ from tritonclient.grpc.model_config_pb2 import ModelInstanceGroup
 
 from compressor.errors import UserError
 from export.runtimes.runtime_registry import RUNTIMES
-from serving.layout.knobs import Knobs
+from serving.layout.knobs import TOKENS_ON_A_GPU, Knobs
 from serving.layout.model_config import text_config
 from serving.layout.version_file import read_version
 from serving.repository import model_names, models_of, read_config, tokenizer_sha256, version_folders, write_repository
@@ -119,6 +119,16 @@ def test_the_config_says_what_the_model_is(tmp_path, classifier, tokenizer_folde
 def test_a_file_for_one_device_is_placed_there(runtime, precision, kind):
     config = text_config("m-text", RUNTIMES[runtime], replace(FACTS, precision=precision), Knobs())
     assert ModelInstanceGroup.Kind.Name(config.instance_group[0].kind) == f"KIND_{kind}"
+
+
+@pytest.mark.parametrize(("device", "kind", "tokens"), [("cpu", "CPU", "128"), ("cuda", "GPU", str(TOKENS_ON_A_GPU))])
+def test_a_model_is_placed_where_it_was_proven(device, kind, tokens):
+    config = text_config("m-text", RUNTIMES["onnxruntime"], FACTS, Knobs(device=device))
+    assert ModelInstanceGroup.Kind.Name(config.instance_group[0].kind) == f"KIND_{kind}"
+    assert config.parameters["max_batch_tokens"].string_value == tokens
+    assert config.parameters["streams"].string_value == ("0" if device == "cpu" else "1")
+    with pytest.raises(UserError, match="E744 streams is 2, and a GPU computes one sub-batch at a time"):
+        text_config("m-text", RUNTIMES["onnxruntime"], FACTS, Knobs(device="cuda", streams=2))
 
 
 @pytest.mark.parametrize(("runtime", "tokens", "streams"), [("onnxruntime", "128", "0"), ("openvino", "1024", "1")])

@@ -12,7 +12,7 @@ from compressor.errors import UserError
 from pipelines.cli.given import require_unused
 from pipelines.cli.shown import note
 from pipelines.runs.served import repository_in_use
-from serving.deployment.manifests import check_compose, check_kserve, write_compose, write_kserve
+from serving.deployment.manifests import check_compose, check_kserve, needs_gpu, write_compose, write_kserve
 from serving.deployment.publish import State, deploy, roll_back, status
 from serving.deployment.source import Options
 from serving.deployment.target import Target
@@ -63,13 +63,14 @@ def run(
         for path, check, _ in files:
             if path is not None:
                 check(path, to, names)
+        gpu = needs_gpu(served.repository, names)
         target = Target.at(to, create=not rollback)
         done = roll_back(names, target, control, options) if rollback else deploy(served.repository, target, control, options)
     if control is None and not rollback:
         say(f"no --url: a server that polls {to} loads it; others load it by /v2/repository/models/NAME/load")
     for path, _, write in files:
         if path is not None:
-            left_out = sorted(set(names) - set(write(path, to, names)))
+            left_out = sorted(set(names) - set(write(path, to, names, gpu=gpu)))
             missing = f", without {', '.join(left_out)}, for which KServe's Triton has no backend" if left_out else ""
             say(f"written, not tried here: {path}{missing}")
     if as_json:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator
@@ -11,6 +11,7 @@ from pydantic import Field, field_validator
 from compressor.errors import CheckError
 from compressor.tasks.task_kind import kind_of
 from export.runtimes.runtime_registry import CPU_RUNTIMES, DEFAULT, PRECISIONS, RUNTIMES, packages_of
+from pipelines.engine.environment import accelerator
 from pipelines.engine.stage import Entry, Problem, Stage, StageConfig, one_task_only
 from pipelines.file import limits
 from serving.layout.knobs import DEFAULT_KNOBS, INTERFACES, Knobs
@@ -23,8 +24,6 @@ OF_TEXTS = ("max_batch_tokens", "streams", "max_queue_delay_us", "max_queue_size
 """Keys that only NAME-text uses."""
 PREFERRED = {"cpu": ("int8", "bf16", "fp32"), "cuda": ("fp16", "bf16", "fp32")}
 """Device -> the precisions that are deployed where none is named, the first that was exported."""
-TOKENS_ON_A_GPU = 4096
-"""Padded tokens of a sub-batch of texts where a GPU computes it: 4 times as many take 1.3 times as long (docs/export.md)."""
 
 
 class DeployConfig(StageConfig):
@@ -43,7 +42,7 @@ class DeployConfig(StageConfig):
     precision: Literal[*PRECISIONS] | None = Field(
         default=None, description="precision of the file, default int8 where exported, with device: cuda fp16"
     )
-    device: Literal["cpu", "cuda"] = Field(default="cpu", description="the device that the server is tried on")
+    device: Literal["cpu", "cuda"] = Field(default="cpu", description="the device that serves it, and that it is tried on")
     interfaces: list[Literal[*INTERFACES]] = Field(
         default=list(INTERFACES),
         min_length=1,
@@ -110,10 +109,7 @@ class DeployConfig(StageConfig):
     @property
     def knobs(self) -> Knobs:
         """The settings of the server."""
-        knobs = Knobs(**{field.name: getattr(self, field.name) for field in fields(Knobs)})
-        if self.device == "cuda" and knobs.max_batch_tokens is None:
-            return replace(knobs, max_batch_tokens=TOKENS_ON_A_GPU)
-        return knobs
+        return Knobs(**{field.name: getattr(self, field.name) for field in fields(Knobs)})
 
     def chosen(self, runtimes: Sequence[str], files: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
         """The runtime and the precision to deploy, out of the compressed `files` (runtime -> precision -> file) that passed and
@@ -136,8 +132,7 @@ def with_tasks(config: DeployConfig, many: bool, kinds: Sequence[str]) -> Iterab
         return
     if "text" not in config.interfaces:
         yield Problem("E403", "a model that generates takes texts", "Remove the key, or add text to it", ("interfaces",))
-    knobs = (knob.name for knob in fields(Knobs) if knob.name != "threads")
-    yield from unused(config, ("device", *knobs), "a model that generates")
+    yield from unused(config, (knob.name for knob in fields(Knobs) if knob.name != "threads"), "a model that generates")
 
 
 def unused(config: DeployConfig, keys: Iterable[str], by: str) -> Iterable[Problem]:
@@ -161,6 +156,10 @@ def check(config: DeployConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]
         elif requested and requested not in getattr(exported, key):
             yield Problem("E725", f"{requested} is not exported", f"Add it to export.{key}", (key,))
 
+    if exported.auto and config.device == "cuda":
+        fix = f"Name the precisions in '{exports[-1].id}', fp16 among them"
+        yield Problem("E643", f"'{exports[-1].id}' chooses among files for the CPU (precision: auto)", fix, ("device",))
+        return
     files = [
         (runtime, precision)
         for runtime in exported.runtime
@@ -190,6 +189,11 @@ def estimate(config: DeployConfig, plan: Plan, before: Plan, rows: dict[str, Any
     return {"seconds": SECONDS_A_SERVER, "disk": len(config.interfaces) * plan.shape.bytes}
 
 
+def surroundings(config: DeployConfig) -> dict[str, Any]:
+    """The card: what was proven on another one is none of this machine."""
+    return {"accelerator": accelerator()} if config.device == "cuda" else {}
+
+
 STAGE = Stage(
     name="deploy",
     summary="write a Triton model repository and prove it on a live server",
@@ -197,12 +201,13 @@ STAGE = Stage(
     produces="repository",
     needs=("onnx",),
     packages=(*DEFAULT.packages, "nvidia-pytriton", "tritonclient", "tokenizers"),
-    version=5,
+    version=6,
     extras=lambda config: packages_of([config.runtime]),
     run="pipelines.stages.deploy.run:run",
     check=check,
     with_tasks=with_tasks,
     estimate=estimate,
     device=lambda config: config.device,
+    surroundings=surroundings,
     optional=True,
 )

@@ -58,7 +58,7 @@ def run(config: DeployConfig, inputs: Inputs, workspace: Workspace) -> dict[str,
     runtime, precision, path, options = contents(config, inputs, data)
     write_repository(repository, config.name, path, runtime=RUNTIMES[runtime], **options)
     interfaces = tuple(config.interfaces)
-    served = Served(repository, config.name, RUNTIMES[runtime], path, interfaces, config.knobs, config.device, precision)
+    served = Served(repository, config.name, RUNTIMES[runtime], path, interfaces, config.knobs, precision)
     record = partial(record_answers, served, inputs.task, data)
     results = compare_served(served, inputs.task, data, workspace, inputs.threads, record)
     return {
@@ -66,5 +66,6 @@ def run(config: DeployConfig, inputs: Inputs, workspace: Workspace) -> dict[str,
         "interfaces": config.interfaces,
         "runtime": runtime,
         "precision": precision,
+        "device": config.device,
         "parity": [result.to_json() for result in results],
     }
