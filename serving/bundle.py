@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compressor.errors import UserError
-from export.runtimes.runtime import Device
 from export.runtimes.runtime_registry import DEFAULT, RUNTIMES
 from serving.backend_files import backend_names, copy_backend
 
@@ -74,11 +73,10 @@ def stage_backends(bundle: Bundle, folder: Path) -> None:
         copy_backend(name, folder)
 
 
-def environment(bundle: Bundle, device: Device | None = None) -> dict[str, str]:
-    """The environment of the server: its stub finds libpython through LD_LIBRARY_PATH and its Python prefix through PATH. On
-    the `device` cpu it sees no GPU; None: one that a runtime here can use."""
+def environment(bundle: Bundle) -> dict[str, str]:
+    """The environment of the server: its stub finds libpython through LD_LIBRARY_PATH and its Python prefix through PATH."""
     variables = os.environ | {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"}
-    if device == "cpu" or not any(runtime.offers("cuda") for runtime in RUNTIMES.values()):
+    if not any(runtime.offers("cuda") for runtime in RUNTIMES.values()):
         variables["CUDA_VISIBLE_DEVICES"] = ""  # else Triton would place models on a GPU that no runtime here can use
     for key, first in (("LD_LIBRARY_PATH", bundle.library_folders), ("PATH", (Path(sys.prefix, "bin"),))):
         variables[key] = ":".join(filter(None, (*map(str, first), os.environ.get(key))))

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import IO
 
 from compressor.errors import UserError
-from export.runtimes.runtime import Device
 from serving import running, shared_memory
 from serving.bundle import Bundle, find_bundle, stage_backends
 from serving.guard.guard_process import GuardProcess
@@ -44,7 +43,7 @@ class EmbeddedServer:
 
     Port 0 takes any free one. `models` are the names to load, None for all of them. `ready_timeout` is in seconds, `max_body`
     in bytes, of one HTTP request; requests in flight have `exit_seconds` when it is stopped. The output of all processes goes
-    to `log_path`. They end with the thread that starts them, at the latest. With the `device` cpu no model sees a GPU.
+    to `log_path`. They end with the thread that starts them, at the latest.
 
     It listens on 127.0.0.1 alone. HTTP and metrics are answered by a guard, which checks requests (`serving.guard.proxy`);
     Triton itself listens on Unix sockets in a folder of this user's own, and on the port for gRPC. Without `token` it serves
@@ -65,11 +64,10 @@ class EmbeddedServer:
         max_body: int = MAX_BODY,
         token: str | None = None,
         exit_seconds: float = STOP_SECONDS / 2,
-        device: Device | None = None,
     ):
         self.repository, self.log_path = Path(repository), Path(log_path)
         self.models, self.ready_timeout, self.max_body = models, ready_timeout, max_body
-        self.token, self.exit_seconds, self.device = token, exit_seconds, device
+        self.token, self.exit_seconds = token, exit_seconds
         self._requested_ports = {"http": http_port, "grpc": grpc_port, "metrics": metrics_port}
         for name, port in self._requested_ports.items():
             if port not in range(65536):
@@ -159,7 +157,7 @@ class EmbeddedServer:
 
     def _start_triton(self, bundle: Bundle) -> None:
         shown = {str(self._linked): str(self.repository)}
-        self.triton = TritonProcess(bundle, self.stage, self._options(), self.log_path, shown, self.device)
+        self.triton = TritonProcess(bundle, self.stage, self._options(), self.log_path, shown)
         self.triton.wait_until_ready(self.ready_timeout)
         self.guard.tell("up")
 

@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from compressor.errors import UserError, UserErrors
-from export.runtimes.runtime import Device
 from serving.bundle import Bundle, environment
 from serving.shared_memory import MORE_MEMORY, close_to_others
 
@@ -60,18 +59,10 @@ class PortTaken(UserError):
 class TritonProcess:
     """Triton with the command-line `options`, in the folder `stage`; its output is appended to `log_path`.
 
-    `shown` are strings of the log and what to show in their place; on the `device` cpu it sees no GPU.
+    `shown` are strings of the log and what to show in their place.
     """
 
-    def __init__(
-        self,
-        bundle: Bundle,
-        stage: Path,
-        options: Sequence[str],
-        log_path: Path,
-        shown: Mapping[str, str],
-        device: Device | None = None,
-    ):
+    def __init__(self, bundle: Bundle, stage: Path, options: Sequence[str], log_path: Path, shown: Mapping[str, str]):
         self.stage, self.log_path, self.shown = stage, log_path, shown
         self._log_start = log_path.stat().st_size if log_path.is_file() else 0
         self.stubs: dict[int, str] = {}
@@ -80,7 +71,7 @@ class TritonProcess:
             self.process = subprocess.Popen(
                 bound_to_us(str(bundle.server), *options),
                 cwd=stage,
-                env=environment(bundle, device),
+                env=environment(bundle),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

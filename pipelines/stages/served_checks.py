@@ -89,7 +89,7 @@ def compare_served(
     opened = session(served.path, runtime=served.runtime, device=served.device, threads=threads)
     local, results = partial(run, opened), []
     with (
-        EmbeddedServer(served.repository, log_path=workspace.log_folder / "triton.log", device=served.device) as server,
+        EmbeddedServer(served.repository, log_path=workspace.log_folder / "triton.log") as server,
         Client(server.url) as client,
     ):
         for interface in served.interfaces:

@@ -14,9 +14,7 @@ import pytest
 from triton_parts import processes_of
 
 from compressor.errors import UserError
-from export.runtimes.runtime_registry import RUNTIMES
 from serving import running, server
-from serving.bundle import environment, find_bundle
 from serving.repository import write_repository
 from serving.server import EmbeddedServer
 from serving.triton_process import TritonProcess, diagnose
@@ -193,16 +191,6 @@ def test_a_repository_that_brings_code_is_not_served(tmp_path, classifier, launc
     with pytest.raises(UserError, match=rf"E724 .*reviews/config\.pbtxt: .*{words}"):
         EmbeddedServer(tmp_path / "repository", log_path=tmp_path / "log").start()
     assert not launched and not (tmp_path / "ran").exists()
-
-
-@pytest.mark.usefixtures("triton")
-@pytest.mark.parametrize(
-    ("device", "offered", "seen"), [("cpu", True, ""), (None, True, "0,1"), (None, False, ""), ("cuda", True, "0,1")]
-)
-def test_a_server_on_the_cpu_sees_no_gpu(device, offered, seen, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    monkeypatch.setattr(type(RUNTIMES["onnxruntime"]), "offers", lambda self, device: offered)
-    assert environment(find_bundle(), device)["CUDA_VISIBLE_DEVICES"] == seen
 
 
 def test_a_missing_extra_names_the_extra(repository, tmp_path, monkeypatch):
