@@ -5,6 +5,7 @@
     python benchmarks/runtimes.py --out docs/results --models mpnet=FOLDER            # weights of your own
     python benchmarks/runtimes.py --out docs/results --models sst2=FOLDER,MERGED      # pruned by a run: its merge artifact
     python benchmarks/runtimes.py --out docs/results --device cuda --time-limit 540   # fp16: MPNet-base and BERT-large
+    python benchmarks/runtimes.py --out docs/results --device cuda --models mpnet --plans "pruned to 0.50" --time-limit 120
 
 On a CPU pruned is half of the heads and FFN neurons of every layer; on a GPU three quarters, half and a third of them are
 left; or as a run left them. A cell is a model, a batch and a length. In it every contender runs in a process of its own, in
@@ -267,7 +268,7 @@ def run(options: argparse.Namespace, result: dict[str, Any]) -> None:
     for name in [name for name, cells in todo.items() if cells and seconds_left(options) > 0]:
         with tempfile.TemporaryDirectory() as scratch:
             began = time.monotonic()
-            models = plans_of(options.models[name], options.bench.plans)
+            models = plans_of(options.models[name], options.plans)
             variants = contenders(models, Path(scratch), options.bench, options.kinds, options.device)
             options.exporting += time.monotonic() - began
             while todo[name] and seconds_left(options) > 0:
@@ -284,10 +285,13 @@ def run(options: argparse.Namespace, result: dict[str, Any]) -> None:
 
 
 def missing(name: str, options: argparse.Namespace, cells: dict[str, Any]) -> list[tuple[int, int]]:
-    """The (batch, length) of a model without a valid cell of this very model that has all kinds that are asked for."""
+    """The (batch, length) of a model without a valid cell of this very model that has all kinds and plans that are asked
+    for."""
 
     def is_measured(cell: dict[str, Any]) -> bool:
-        return not cell["void"] and cell["model"] == plain(options.models[name]) and {*options.kinds} <= {*cell["kinds"]}
+        plans = {"dense", "pruned"} if "," in options.models[name] else {*options.plans}
+        asked = {*options.kinds} <= {*cell["kinds"]} and plans <= {*cell["flops_left"]}
+        return not cell["void"] and cell["model"] == plain(options.models[name]) and asked
 
     grid = [(batch, length) for batch in options.batches for length in options.lengths]
     return [at for at in grid if cell_name(name, *at) not in cells or not is_measured(cells[cell_name(name, *at)])]
@@ -397,6 +401,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", choices=list(BENCHES), default="cpu")
     parser.add_argument("--models", nargs="+", metavar="NAME[=FOLDER[,MERGED]]", help="default: the device's")
     parser.add_argument("--kinds", metavar="A,B,...", help="some of the table's runtimes, comma-separated")
+    parser.add_argument("--plans", metavar="A,B,...", help="some of its pruned plans, comma-separated; dense is always there")
     parser.add_argument("--batches", type=int, nargs="+", metavar="N")
     parser.add_argument("--lengths", type=int, nargs="+", metavar="TOKENS")
     parser.add_argument("--rounds", type=int, default=30, help=f"{LEAST_ROUNDS} at least")
@@ -417,6 +422,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     if options.bench.control not in names:
         parser.error(f"--kinds: '{options.bench.control}' is the control, so it has to be among them")
     options.kinds = {name: options.bench.kinds[name] for name in names}
+    plans = ["dense", *options.plans.split(",")] if options.plans else list(options.bench.plans)
+    if odd := [name for name in plans if name not in options.bench.plans]:
+        parser.error(f"--plans {odd[0]}: the device {options.device} has {', '.join(options.bench.plans)}")
+    options.plans = {name: options.bench.plans[name] for name in plans}
     if options.rounds < LEAST_ROUNDS:
         parser.error(f"--rounds {options.rounds}: {LEAST_ROUNDS} at least")
     if options.device == "cuda" and not accelerator():

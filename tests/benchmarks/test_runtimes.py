@@ -97,6 +97,20 @@ def test_cells_with_fewer_runtimes_or_of_another_model_are_measured_again(bench,
     assert stored["model"] == "else" and len(stored["kinds"]) == len(runtimes.CPU.kinds)
 
 
+def test_some_plans_are_measured_and_the_others_later(bench, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(runtimes, "accelerator", lambda: "a card")
+    monkeypatch.setattr(runtimes, "machine", lambda *known: {"cpu": "c", "cores": 2, "accelerator": "a card", "packages": {}})
+    part, half = ("--models", "mpnet", "--batches", "1"), ("--plans", "pruned to 0.50")
+    assert bench(*part, *half, device="cuda") == (0, [(1, 128)])
+    stored = json.loads((tmp_path / "cuda.json").read_text())["cells"]["mpnet 1x128"]
+    assert list(stored["flops_left"]) == ["dense", "pruned to 0.50"]
+    assert bench(*part, *half, device="cuda") == (0, [])
+    assert bench(*part, device="cuda") == (0, [(1, 128)])
+    with pytest.raises(SystemExit):
+        bench(*part, "--plans", "pruned to 0.1", device="cuda")
+    assert "--plans pruned to 0.1: the device cuda has dense, pruned to 0.75" in capsys.readouterr().err
+
+
 def test_what_cannot_be_measured_is_left_out_and_told(bench, tmp_path, capsys):
     assert bench(*ONE, "--batches", "1", dies="pruned torch.compile") == (3, [(1, 32)])
     told = (tmp_path / "cpu.md").read_text()
