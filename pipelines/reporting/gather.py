@@ -39,7 +39,7 @@ def gather(inputs: Inputs, measurements: Record) -> Record:
         + notes(roles, cells, candidates, metric, control)
         + teacher_notes(inputs)
         + kept_notes(inputs)
-        + rival_note(fastest, roles["compressed"], candidates, cells)
+        + rival_note(fastest, roles["compressed"], candidates, cells, measurements["device"])
         + [metric.note] * bool(metric.note)
         + proof_notes(inputs)
         + left_out_note(measurements),

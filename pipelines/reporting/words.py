@@ -5,7 +5,8 @@ from __future__ import annotations
 from compressor.cost import human_bytes
 from compressor.tasks.task_kind import Metric
 from export.latency.core_time import disturbance
-from export.runtimes.runtime_registry import CPU_RUNTIMES, RUNTIMES
+from export.runtimes.runtime import Device
+from export.runtimes.runtime_registry import RUNNABLE, RUNTIMES
 from pipelines.reporting.candidates import Record, find
 from pipelines.reporting.format import (
     faster,
@@ -164,13 +165,16 @@ def file_of(record: Record) -> str:
     return f"{RUNTIMES[record['runtime']].label} {record['precision']}"
 
 
-def rival_note(rival: Record | None, compressed: Record, candidates: list[Record], cells: list[tuple[int, int]]) -> list[str]:
-    """Note on the speed against the fastest dense file at every shape, and on the runtimes that were not exported, and the
-    deployed precision where no dense file of it was measured."""
+def rival_note(
+    rival: Record | None, compressed: Record, candidates: list[Record], cells: list[tuple[int, int]], device: Device
+) -> list[str]:
+    """Note on the speed against the fastest dense file at every shape, and on the device's runtimes that were not exported, and
+    the deployed precision where no dense file of it was measured."""
     if rival is None:
         return []
     speeds = ", ".join(f"{faster(speedup(rival, compressed, cell))} at batch {cell[0]}" for cell in cells)
-    missing = [RUNTIMES[name].title for name in CPU_RUNTIMES if name not in {row["runtime"] for row in candidates}]
+    able, measured = [name for name in RUNNABLE if device in RUNTIMES[name].devices()], {row["runtime"] for row in candidates}
+    missing = [RUNTIMES[name].title for name in able if name not in measured]
     unknown = f" No file of {' or '.join(missing)} was exported: a dense one may take less time." if missing else ""
     if find(candidates, "dense", compressed["precision"], compressed["runtime"]) is None:
         unknown += f" No dense file {file_of(compressed)} was measured: it may take less time."

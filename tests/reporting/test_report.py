@@ -185,6 +185,14 @@ def test_a_rival_of_the_deployed_precision_that_was_not_measured_is_told(write):
     assert "No dense file" not in " ".join(load(write())["notes"])
 
 
+@pytest.mark.parametrize(("device", "told"), [("cpu", True), ("cuda", False)])
+def test_only_a_runtime_of_the_device_could_have_been_faster(write, device, told):
+    """OpenVINO runs on the CPU alone."""
+    few = ("dense PyTorch fp32", "dense ONNX fp32", "compressed ONNX fp32")
+    notes = load(write(candidates=few, edit=lambda measured: measured.update(device=device)))["notes"]
+    assert any(" No file of OpenVINO was exported" in note for note in notes) == told
+
+
 @pytest.mark.parametrize("gain", [1.5, 1 / 1.6])
 def test_no_speed_is_claimed_that_the_rounds_do_not_show(write, gain):
     """p50 says 1.5 × faster, or 1.6 × slower; the rounds of either lie on both sides of the other's."""
