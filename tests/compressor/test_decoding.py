@@ -18,7 +18,7 @@ from compressor.tasks import TaskConfig
 from compressor.tasks.data import read_data
 from compressor.tasks.decoding.answer_extraction import answer_of
 from compressor.tasks.decoding.decode_config import PACKAGES, DecodeConfig
-from compressor.tasks.decoding.generate_texts import _limits, generate_texts
+from compressor.tasks.decoding.generate_texts import _limits, generate_texts, prompts_of_a_batch
 from compressor.tasks.decoding.prompt_items import PromptItem, check_positions
 from compressor.tasks.decoding.text_metrics import TEXT_METRICS
 from compressor.tasks.decoding.text_quality import change, read_statistics, score_texts
@@ -292,3 +292,8 @@ def log_likelihood(model, prompt: list[int], text: str, count: int) -> float:
     with torch.no_grad():
         logits = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
     return float(logits[range(len(tokens)), tokens].sum())
+
+
+@pytest.mark.parametrize(("beams", "device", "expected"), [(1, "cpu", 32), (10, "cpu", 3), (10, "cuda", 25)])
+def test_a_gpu_generates_for_more_prompts_at_a_time(beams, device, expected):
+    assert prompts_of_a_batch(DecodeConfig(beams=beams), torch.device(device)) == expected
