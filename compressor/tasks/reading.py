@@ -3,6 +3,7 @@ with the line of each fault (of Parquet, the row)."""
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import difflib
 import io
@@ -29,6 +30,9 @@ from compressor.tasks.task_kind import TaskKind, kind_for, kind_of
 Rows = list[tuple[int, dict[str, object]]]
 WORD_FILES = (".conll", ".txt")
 """Endings of files with a word a line; the line number of a row is that of its first word."""
+
+SEPARATORS = (",", ";", "\t")
+"""Of the fields of .csv: where a comma is the decimal point, spreadsheets write semicolons."""
 
 MOST_LEVELS = 50
 """Deepest nesting of a JSON row; the existing kinds of tasks need two levels."""
@@ -251,7 +255,7 @@ def _csv_lines(text: str, path: Path) -> Iterator[tuple[int, list[str]]]:
     # newline="": lines end as csv ends them; splitlines() would also break rows at U+2028 and the like.
     # strict=True makes a quote that never closes an error instead of one giant field
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # a process-wide limit, 131,072 by default
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=_separator(text), strict=True)
     line = 1
     try:
         for fields in reader:
@@ -259,6 +263,15 @@ def _csv_lines(text: str, path: Path) -> Iterator[tuple[int, list[str]]]:
             line = reader.line_num + 1
     except csv.Error as error:
         raise UserError("E210", f"not CSV ({error})", "Check the quotes", f"{path}:{line}") from None
+
+
+def _separator(text: str) -> str:
+    """What separates the fields of a .csv file: the first of SEPARATORS that occurs outside quotes in its first line."""
+    for separator in SEPARATORS:
+        with contextlib.suppress(csv.Error):
+            if len(next(csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True), [])) > 1:
+                return separator
+    return SEPARATORS[0]
 
 
 def _names(first: list[str], path: Path, header: bool) -> list[str]:

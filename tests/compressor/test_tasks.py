@@ -23,7 +23,7 @@ from compressor.tasks import TaskConfig
 from compressor.tasks.data import Data, TokenRows, tensor_batches
 from compressor.tasks.features import batches, pad, predict
 from compressor.tasks.metrics import accuracy, difference_interval, interval, matthews
-from compressor.tasks.reading import read_task
+from compressor.tasks.reading import read_rows, read_task
 from compressor.tasks.sources import content as content_file
 from compressor.tasks.task_kind import kind_of
 from pipelines.stages.loading import judge_rows
@@ -156,6 +156,19 @@ def test_a_label_of_several_lines_is_refused_before_the_training(tmp_path, separ
 def test_line_ends_of_cr_and_labels_of_several_types_are_refused(tmp_path, ending, rows, says):
     with pytest.raises(UserError, match=says):
         read_task(task(tmp_path, rows, rows, ending))
+
+
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_csv_may_separate_its_fields_as_spreadsheets_do(tmp_path, separator):
+    """Where a comma is the decimal point, spreadsheets write semicolons; a first line with a comma has commas."""
+    lines = [f"text{separator}label", f'"good, fine{separator}a film"{separator}1,5', f"bad{separator}0"]
+    (tmp_path / "train.csv").write_text("\r\n".join(lines))
+    rows = [row for _, row in read_rows(tmp_path / "train.csv")]
+    assert rows == [{"text": f"good, fine{separator}a film", "label": "1,5"}, {"text": "bad", "label": "0"}]
+    (tmp_path / "train.csv").write_text(f"text,label\ngood{separator} fine,1\n")
+    assert [row["text"] for _, row in read_rows(tmp_path / "train.csv")] == [f"good{separator} fine"]
+    (tmp_path / "train.csv").write_text(f'"te{separator}xt"\ngood\n')
+    assert [list(row) for _, row in read_rows(tmp_path / "train.csv")] == [[f"te{separator}xt"]], "it is quoted"
 
 
 def test_csv_may_end_its_lines_in_cr(tmp_path):
