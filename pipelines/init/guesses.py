@@ -255,9 +255,12 @@ def notes_on(table: DataTable, guessed: Guess, text: Sequence[str] = ()) -> list
         fix = f"; --text {guessed.text[0]},{unread[0]} for a pair" if pair else ""
         notes.append(f"{', '.join(unread)} {'is' if len(unread) == 1 else 'are'} not read{fix}")
     label = columns[guessed.label]
-    if guessed.kind == "classification" and label.numbers and label.distinct[:2] == ["-1", "0"]:
-        count = label.texts.count("-1")
-        notes.append(f"-1 in '{label.name}' is read as a class; if it marks missing labels, delete the {count} rows with it")
+    marks = ["-1"] if label.numbers and label.distinct[:2] == ["-1", "0"] else [] if label.numbers else NO_LABEL
+    for mark in (mark for mark in marks if guessed.kind == "classification" and mark in label.distinct):
+        count = label.texts.count(mark)
+        notes.append(
+            f"{mark} in '{label.name}' is read as a class; if it marks missing labels, delete the {count} rows with it"
+        )
     most, count = Counter(label.texts).most_common(1)[0]
     if guessed.kind == "classification" and count > MOSTLY * len(label.texts):
         share = f"{count / len(label.texts):.0%} of the labels are {most[:30]!r}"
@@ -265,6 +268,8 @@ def notes_on(table: DataTable, guessed: Guess, text: Sequence[str] = ()) -> list
     return notes
 
 
+NO_LABEL = ("-", "?", "N/A", "n/a", "NA", "nan", "NaN", "null", "NULL")
+"""What stands for a missing label in data sets with labels in words: SNLI has -, pandas writes nan."""
 READ_LISTS = {"multilabel": cells_of, "spans": answer_pairs}
 """Kinds whose label may be an empty list: a cell -> its list, None where it is none."""
 

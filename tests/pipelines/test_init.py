@@ -240,6 +240,10 @@ def test_what_a_guess_leaves_open_is_noted(tmp_path):
         "why is not read",
         "-1 in 'label' is read as a class; if it marks missing labels, delete the 14 rows with it",
     ]
+    snli = rows("premise", "hypothesis", "gold_label", values=lambda n: (f"it is {n}", f"so {n}", ("yes", "no", "-")[n % 3]))
+    assert notes_on(table(tmp_path, snli), guess(table(tmp_path, snli))) == [
+        "- in 'gold_label' is read as a class; if it marks missing labels, delete the 13 rows with it"
+    ]
 
 
 def test_the_longer_recovery_that_a_comment_offers_is_a_valid_one(tmp_path, models):
