@@ -34,6 +34,9 @@ WORD_FILES = (".conll", ".txt")
 SEPARATORS = (",", ";", "\t")
 """Of the fields of .csv: where a comma is the decimal point, spreadsheets write semicolons."""
 
+CONVERTED = {".json": "Write one JSON object a line, as .jsonl", **dict.fromkeys((".xlsx", ".xls", ".ods"), "Save it as .csv")}
+"""Ending of a file that is not read -> what to make of it."""
+
 MOST_LEVELS = 50
 """Deepest nesting of a JSON row; the existing kinds of tasks need two levels."""
 
@@ -197,7 +200,7 @@ def read_rows(path: Path, header: bool = True, *, skip_broken: bool = False) -> 
     texts = {".jsonl": _read_jsonl, **dict.fromkeys(WORD_FILES, _read_words)}
     suffix = ending(path)
     if suffix not in (*TABLES, *texts, PARQUET) and os.path.isfile(path):  # a folder or a pipe is reported as such below
-        fix = f"Use {', '.join((*TABLES, *texts, PARQUET))}, optionally compressed ({PACKED})"
+        fix = CONVERTED.get(suffix) or f"Use {', '.join((*TABLES, *texts, PARQUET))}, optionally compressed ({PACKED})"
         raise UserError("E202", f"unknown file extension '{suffix or path.suffix}'", fix, str(path))
     if suffix == PARQUET:
         rows = parquet_rows(path)

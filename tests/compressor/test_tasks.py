@@ -171,6 +171,13 @@ def test_csv_may_separate_its_fields_as_spreadsheets_do(tmp_path, separator):
     assert [list(row) for _, row in read_rows(tmp_path / "train.csv")] == [[f"te{separator}xt"]], "it is quoted"
 
 
+@pytest.mark.parametrize(("name", "fix"), [("a.json", "as .jsonl"), ("a.xlsx", "Save it as .csv"), ("a.doc", "Use .tsv, .csv")])
+def test_a_file_of_another_kind_says_what_to_make_of_it(tmp_path, name, fix):
+    (tmp_path / name).write_text("[]")
+    with pytest.raises(UserError, match=f"E202 .*{name}: unknown file extension .*{fix}"):
+        read_rows(tmp_path / name)
+
+
 def test_csv_may_end_its_lines_in_cr(tmp_path):
     rows = "sentence,label\rx,no\ry,yes\r"
     assert len(read_task(task(tmp_path, rows, rows, "csv")).train) == 2
