@@ -145,6 +145,8 @@ def unused(config: DeployConfig, keys: Iterable[str], by: str) -> Iterable[Probl
 def check(config: DeployConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
     if "text" not in config.interfaces:
         yield from unused(config, OF_TEXTS, "a model of tokens, and interfaces has no text")
+    elif config.device == "cuda":
+        yield from unused(config, ("streams",), "a GPU: it computes one sub-batch at a time")
     exports = [entry for entry in earlier if entry.row.exports]
     if not exports:
         return
