@@ -121,6 +121,7 @@ RUNTIME = OnnxRuntime(
     generating=("fp32", "int8", "int4"),
     packages=("onnxruntime",),
     alternatives={"onnxruntime": ("onnxruntime-gpu", "onnxruntime-openvino")},
+    on_gpu=("onnxruntime-gpu[cuda,cudnn]",),
     extra="cpu",
     optimizes=True,
     emulated=("bf16",),

@@ -106,6 +106,8 @@ class Runtime:
     """Distributions that writing a file needs, in addition to those that every export needs."""
     alternatives: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Distribution of `packages` -> others that install the same module."""
+    on_gpu: tuple[str, ...] = ()
+    """What pip installs instead of `packages` to compute on a GPU, where that differs."""
     extra: str
     """The extra of this project that installs its packages."""
     reporters: tuple[str, ...] = ()

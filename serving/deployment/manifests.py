@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,8 +30,6 @@ LABEL = 63
 """Longest name of a service in Kubernetes, which begins with a letter."""
 
 
-ON_A_GPU = {"onnxruntime": "'onnxruntime-gpu[cuda,cudnn]'"}
-"""Package of a runtime -> what is installed in its place where a GPU computes."""
 AS_PROVEN = {"NVIDIA_TF32_OVERRIDE": "0", "ORT_ENABLE_CUDNN_FLASH_ATTENTION": "0"}
 """What the backends of this project ask of ONNX Runtime on a GPU, for Triton's own (docs/export.md)."""
 
@@ -44,8 +43,8 @@ def needs_gpu(repository: Path, models: Sequence[str]) -> bool:
 def packages(*, gpu: bool = False) -> str:
     """What the backends of this project import, as arguments of pip."""
     served = [runtime for runtime in RUNTIMES.values() if runtime.backend in backend_names()]
-    needed = [package for runtime in served for package in runtime.packages]
-    return " ".join([*(ON_A_GPU.get(package, package) if gpu else package for package in needed), "tokenizers", "'numpy<2'"])
+    needed = [package for runtime in served for package in ((gpu and runtime.on_gpu) or runtime.packages)]
+    return shlex.join([*needed, "tokenizers", "numpy<2"])
 
 
 def _options(models: Sequence[str], repository: str) -> list[str]:

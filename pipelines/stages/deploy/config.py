@@ -180,7 +180,7 @@ def _for_the_other_device(config: DeployConfig, export: Entry) -> Problem:
     if config.device == "cpu":
         fix = f"Use device: cuda, or add fp32 {add}{also}"
         return Problem("E643", f"{which} is for CUDA, and Triton is tried on the CPU", fix)
-    fix = f"Use device: cpu, or add fp16 {add}{also}, with the runtime onnxruntime"
+    fix = f"Use device: cpu, or add fp16 {add}{also}, with the runtime {DEFAULT.key}"
     return Problem("E643", f"{which} is for the CPU, and Triton is tried on CUDA", fix)
 
 
