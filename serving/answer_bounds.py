@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from export.parity.bounds import BOUNDS
+from export.runtimes.runtime import Runtime
 from export.runtimes.runtime_registry import RUNTIMES
 from serving.backends.door import VERSION_FILE
 from serving.layout.version_file import read_version
@@ -22,20 +23,22 @@ larger difference is a wrong answer."""
 def tolerance_alone(version: Path) -> float:
     """The bound for the answers of a version's folder to a row that comes alone. Raises UserError E728 where its facts are
     invalid."""
-    if not (version / VERSION_FILE).exists():
-        return TOLERANCE  # a model of unknown use, which no batch is made of
-    facts = read_version(version)
-    row = RUNTIMES.get(facts.runtime)
-    on_cpu = row is None or row.is_for(facts.precision, "cpu")
-    return TOLERANCE if on_cpu else ON_A_GPU.get(facts.precision, TOLERANCE)
+    row, precision = _computed_in(version)
+    on_cpu = row is None or row.is_for(precision, "cpu")
+    return TOLERANCE if on_cpu else ON_A_GPU.get(precision, TOLERANCE)
 
 
 def tolerance_in_batches(version: Path) -> float:
     """The same while other clients' rows share its batches. Raises UserError E728."""
-    alone = tolerance_alone(version)
+    row, precision = _computed_in(version)
+    dynamic = row is not None and precision == "int8" and not row.calibrated
+    return IN_BATCHES if dynamic else tolerance_alone(version)
+
+
+def _computed_in(version: Path) -> tuple[Runtime | None, str]:
+    """The runtime, None where it is not known, and the precision. A model of unknown use, which no batch is made of, has
+    neither."""
     if not (version / VERSION_FILE).exists():
-        return alone
+        return None, ""
     facts = read_version(version)
-    row = RUNTIMES.get(facts.runtime)
-    dynamic = row is not None and facts.precision == "int8" and not row.calibrated
-    return IN_BATCHES if dynamic else alone
+    return RUNTIMES.get(facts.runtime), facts.precision

@@ -3,7 +3,6 @@ with the line of each fault (of Parquet, the row)."""
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import difflib
 import io
@@ -258,7 +257,8 @@ def _csv_lines(text: str, path: Path) -> Iterator[tuple[int, list[str]]]:
     # newline="": lines end as csv ends them; splitlines() would also break rows at U+2028 and the like.
     # strict=True makes a quote that never closes an error instead of one giant field
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # a process-wide limit, 131,072 by default
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=_separator(text), strict=True)
+    stream = io.StringIO(text, newline="")
+    reader = csv.reader(stream, delimiter=_separator(stream), strict=True)
     line = 1
     try:
         for fields in reader:
@@ -268,13 +268,19 @@ def _csv_lines(text: str, path: Path) -> Iterator[tuple[int, list[str]]]:
         raise UserError("E210", f"not CSV ({error})", "Check the quotes", f"{path}:{line}") from None
 
 
-def _separator(text: str) -> str:
-    """What separates the fields of a .csv file: the first of SEPARATORS that occurs outside quotes in its first line."""
-    for separator in SEPARATORS:
-        with contextlib.suppress(csv.Error):
-            if len(next(csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True), [])) > 1:
-                return separator
-    return SEPARATORS[0]
+def _separator(stream: io.StringIO) -> str:
+    """What separates the fields of a .csv file: the first of SEPARATORS that occurs outside quotes in its first row."""
+    return next((separator for separator in SEPARATORS if _fields_of_first_row(stream, separator) > 1), SEPARATORS[0])
+
+
+def _fields_of_first_row(stream: io.StringIO, separator: str) -> int:
+    """Their number, 0 where it cannot be read so; the stream is then at its beginning again."""
+    try:
+        return len(next(csv.reader(stream, delimiter=separator, strict=True), []))
+    except csv.Error:
+        return 0
+    finally:
+        stream.seek(0)
 
 
 def _names(first: list[str], path: Path, header: bool) -> list[str]:

@@ -255,7 +255,7 @@ def notes_on(table: DataTable, guessed: Guess, text: Sequence[str] = ()) -> list
         fix = f"; --text {guessed.text[0]},{unread[0]} for a pair" if pair else ""
         notes.append(f"{', '.join(unread)} {'is' if len(unread) == 1 else 'are'} not read{fix}")
     label = columns[guessed.label]
-    marks = ["-1"] if label.numbers and label.distinct[:2] == ["-1", "0"] else [] if label.numbers else NO_LABEL
+    marks = ("-1",) if label.numbers and label.distinct[:2] == ["-1", "0"] else NO_LABEL
     for mark in (mark for mark in marks if guessed.kind == "classification" and mark in label.distinct):
         count = label.texts.count(mark)
         notes.append(

@@ -17,6 +17,7 @@ import yaml
 from tritonclient.grpc.model_config_pb2 import ModelInstanceGroup
 
 from compressor.errors import UserError
+from export.runtimes.onnxruntime import NO_KERNELS_BY_SHAPE
 from export.runtimes.runtime_registry import RUNTIMES
 from serving.backend_files import backend_names, copy_backend
 from serving.repository import read_config
@@ -30,7 +31,7 @@ LABEL = 63
 """Longest name of a service in Kubernetes, which begins with a letter."""
 
 
-AS_PROVEN = {"NVIDIA_TF32_OVERRIDE": "0", "ORT_ENABLE_CUDNN_FLASH_ATTENTION": "0"}
+AS_PROVEN = dict([("NVIDIA_TF32_OVERRIDE", "0"), NO_KERNELS_BY_SHAPE])
 """What the backends of this project ask of ONNX Runtime on a GPU, for Triton's own (docs/export.md)."""
 
 

@@ -9,7 +9,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup, 
 
 from compressor.arguments import require_one_of
 from compressor.errors import UserError
-from export.runtimes.runtime import Runtime, TensorSpec
+from export.runtimes.runtime import Device, Runtime, TensorSpec
 from serving.backends.door import TASK_NUMBER
 from serving.layout.knobs import DEFAULT_KNOBS, TOKENS_ON_A_GPU, Knobs
 from serving.layout.text_outputs import (
@@ -132,12 +132,19 @@ def _add_queue_policy(config: ModelConfig, knobs: Knobs) -> None:
 
 def _add_instances(config: ModelConfig, runtime: Runtime, facts: VersionFacts | None, knobs: Knobs) -> None:
     group = config.instance_group.add(count=instances(knobs, runtime))
-    devices = (knobs.device,) if knobs.device else runtime.precisions.get(facts.precision, ()) if facts is not None else ()
+    devices = _devices(runtime, facts, knobs)
     if len(devices) == 1:
         # without a kind, a server with a GPU would place int8 there, and one without would compute fp16 with casts
         group.kind = ModelInstanceGroup.KIND_CPU if devices == ("cpu",) else ModelInstanceGroup.KIND_GPU
     if knobs.threads:
         config.parameters[runtime.threads_parameter].string_value = str(knobs.threads)
+
+
+def _devices(runtime: Runtime, facts: VersionFacts | None, knobs: Knobs) -> tuple[Device, ...]:
+    """Where a model may be placed: on the device that is asked for, or on those of its file; () where neither is known."""
+    if knobs.device:
+        return (knobs.device,)
+    return runtime.precisions.get(facts.precision, ()) if facts is not None else ()
 
 
 def fields_of(tensor: TensorSpec, path: Path, *, batched: bool) -> dict[str, object]:
