@@ -35,11 +35,12 @@ def with_texts(
 def score_model(
     model: nn.Module, rows: TokenRows, inputs: Inputs, data: Data, workspace: Workspace, what: str = "generating"
 ) -> ScoredTexts:
-    """The texts that a model generates for the prompts of a file, with their scores. Shows a bar."""
+    """The texts that a model generates for the prompts of a file, with their scores. Shows a bar for each of the two."""
     config, tokenizer = inputs.task.decode, task_tokenizer(inputs.base.folder, data.kind)
     with workspace.progress(what, len(rows.items)) as bar:
         texts = generate_texts(model, tokenizer, rows.prompts, config, data.pad_id, bar.advance)
-    return score_texts(rows.items, texts, config)
+    with workspace.progress("scoring the texts", len(rows.items) * len(config.metrics)) as bar:
+        return score_texts(rows.items, texts, config, bar.advance)
 
 
 def with_scores(quality: dict[str, Any], record: dict[str, Any], metric: Metric) -> dict[str, Any]:

@@ -93,6 +93,18 @@ def test_every_metric_has_a_row_and_resamples():
     assert change("bleu", scored.statistics["bleu"], scored.statistics["bleu"]) == (0.0, (0.0, 0.0))
 
 
+def test_items_scored_some_at_a_time_have_the_figures_of_all_at_once(monkeypatch):
+    """With unequal numbers of references; NIST weighs the references of all items."""
+    items = [PromptItem("p", tuple(of), 0) for of in (*DOG_REFERENCES, ["The man."], ACTIONS)]
+    texts, steps = [*DOGS, "", TROOPS], []
+    config = DecodeConfig(metrics=list(PACKAGES))
+    monkeypatch.setattr("compressor.tasks.decoding.text_quality.AT_ONCE", 2)
+    scored = score_texts(items, texts, config, steps.append)
+    for key, metric in TEXT_METRICS.items():
+        assert np.array_equal(scored.statistics[key], metric.statistics(texts, [item.references for item in items])), key
+    assert sum(steps) == len(items) * len(PACKAGES) and max(steps) == len(items) and min(steps) < 3
+
+
 def test_what_is_written_is_read_again(tmp_path):
     items = [PromptItem("a\u2028b", ("The dog bit the man.",), 0)]
     scored = score_texts(items, ["the dog bit the man."], DecodeConfig(metrics=["bleu", "exact_match"], lowercase=True))

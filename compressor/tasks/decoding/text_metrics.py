@@ -28,7 +28,8 @@ class TextMetric:
     """A metric of texts against references.
 
     `statistics` (texts, references) -> float64 (items, figures); `of_sum` takes their sum (figures,) over any items. The value
-    times `scale` is what the libraries and papers print. Larger is better, unless it `falls`.
+    times `scale` is what the libraries and papers print. Larger is better, unless it `falls`. `joint`: the figures of an item
+    depend on the references of the others.
     """
 
     key: str
@@ -37,6 +38,7 @@ class TextMetric:
     of_sum: Callable[[np.ndarray], float]
     scale: float = 100.0
     falls: bool = False
+    joint: bool = False
 
     def value(self, statistics: np.ndarray, _: object = None) -> float:
         """The metric of items, of which `statistics` (items, figures) are given; in the form of `Metric.value`."""
@@ -125,7 +127,7 @@ TEXT_METRICS = {
         _by_sacrebleu("bleu", "BLEU"),
         _by_sacrebleu("chrf", "CHRF"),
         _by_sacrebleu("ter", "TER", falls=True),
-        TextMetric("nist", "NIST", _of_words(nist_statistics), nist, scale=1.0),
+        TextMetric("nist", "NIST", _of_words(nist_statistics), nist, scale=1.0, joint=True),
         TextMetric("meteor", "METEOR (exact and stem matches)", _of_words(_of_each(_meteor)), _mean),
         *(
             TextMetric(f"rouge_{kind.lower()}", f"ROUGE-{kind}", _of_each(_rouge(f"rouge{kind}")), _mean)

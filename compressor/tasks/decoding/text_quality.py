@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,15 @@ import numpy as np
 from compressor.tasks.decoding.answer_extraction import answer_of
 from compressor.tasks.decoding.decode_config import EXACT, DecodeConfig
 from compressor.tasks.decoding.prompt_items import PromptItem
-from compressor.tasks.decoding.text_metrics import TEXT_METRICS
+from compressor.tasks.decoding.text_metrics import TEXT_METRICS, TextMetric
 from compressor.tasks.metrics import difference_interval, interval
 
 EXAMPLES = 5
 """Texts that are recorded as examples, evenly spread over the items."""
 SHOWN_REFERENCES = 3
 """References of an example that are recorded."""
+AT_ONCE = 16
+"""Items that are scored between two steps of a bar: by TER they take some seconds."""
 
 Statistics = dict[str, np.ndarray]
 """Figures (items, ...) of each metric, by its key: `TextMetric.statistics`."""
@@ -74,15 +76,28 @@ class ScoredTexts:
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
-def score_texts(items: Sequence[PromptItem], texts: Sequence[str], config: DecodeConfig) -> ScoredTexts:
-    """Compare the text of every item with its references, by the metrics of the config."""
+def score_texts(
+    items: Sequence[PromptItem], texts: Sequence[str], config: DecodeConfig, advance: Callable[[int], None] = lambda _: None
+) -> ScoredTexts:
+    """Compare the text of every item with its references, by the metrics of the config. `advance` gets the number of items that
+    were scored by one more metric."""
     statistics = {}
     for key in config.metrics:
         answer = config.answer if key == EXACT else None
         ours = [_compared(text, answer, config.lowercase) for text in texts]
         theirs = [[_compared(reference, answer, config.lowercase) for reference in item.references] for item in items]
-        statistics[key] = TEXT_METRICS[key].statistics(ours, theirs)
+        statistics[key] = _figures(TEXT_METRICS[key], ours, theirs, advance)
     return ScoredTexts(items, texts, statistics)
+
+
+def _figures(metric: TextMetric, texts: list, references: list, advance: Callable[[int], None]) -> np.ndarray:
+    """The metric's statistics of all items, some items at a time where they do not depend on one another."""
+    step, parts = max(len(texts), 1) if metric.joint else AT_ONCE, []
+    for start in range(0, len(texts), step):
+        part = slice(start, start + step)
+        parts.append(metric.statistics(texts[part], references[part]))
+        advance(len(parts[-1]))
+    return np.concatenate(parts)
 
 
 def _compared(text: str, answer: str | None, lowercase: bool) -> str | None:
