@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoConfig
+from transformers import AutoConfig, GenerationConfig
 
 from compressor.compression import compression_of
 from compressor.deltas.links import chains, plain_name
@@ -26,7 +26,7 @@ from compressor.models.anatomy import row_of_model
 from compressor.models.architectures import COMPRESSED
 from compressor.models.files.config_file import check_config
 from compressor.models.files.damage import Damage, door, read_json, reading_by_library
-from compressor.models.files.model_folder import CONFIG
+from compressor.models.files.model_folder import CONFIG, GENERATION
 from compressor.models.files.weight_files import check_finite, read_header
 from compressor.models.hub import (
     AUTO_CLASSES,
@@ -191,7 +191,7 @@ def _load_strictly(model: nn.Module, tensors: dict[str, Tensor], expected: set[s
 
 
 def save_checkpoint(model: nn.Module, folder: Path, tokenizer_folder: Path) -> None:
-    """Write the merged `model` (no chains) as config.json, model.safetensors and the tokenizer's files.
+    """Write the merged `model` (no chains) as config.json, model.safetensors, the tokenizer's files and generation_config.json.
 
     A pruned model's config.json has a model type of its own (compressor.models.auto) and carries `per_layer_config` with the
     head count and FFN width of every block, so a stock `from_pretrained` fails loudly instead of loading something else.
@@ -218,7 +218,7 @@ def save_checkpoint(model: nn.Module, folder: Path, tokenizer_folder: Path) -> N
     config |= row_entry(row_of_model(model).model_type)
     config.pop("_name_or_path", None)
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-    for name in TOKENIZER_FILES:
+    for name in (*TOKENIZER_FILES, GENERATION):
         if (tokenizer_folder / name).is_file():
             shutil.copyfile(tokenizer_folder / name, folder / name)
 
@@ -271,6 +271,12 @@ def _load_checkpoint(folder: Path) -> nn.Module:
     _refill_buffers(model, folder)
     if changes is not None:
         _restore_strictly(model, changes, inserted, folder)
+    if model.can_generate() and (folder / GENERATION).is_file():
+        with (
+            door("E305", "the checkpoint", str(folder)),
+            reading_by_library(f"has a {GENERATION} that cannot be read", DAMAGED),
+        ):
+            model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
     compression_of(model).head_parameters = task_head(model)
     return model.eval()
 

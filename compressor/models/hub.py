@@ -18,7 +18,7 @@ from compressor.digests import sha256_kept, sha256_of
 from compressor.errors import UserError
 from compressor.models.architectures import row_of
 from compressor.models.files.damage import Damage, door, read_json, reading_by_library
-from compressor.models.files.model_folder import CONFIG, TOKENIZER_FILES, check_pretrained
+from compressor.models.files.model_folder import CONFIG, GENERATION, TOKENIZER_FILES, check_pretrained
 from compressor.models.files.weight_files import FLOATS, INDEX, WEIGHTS, StoredTensor, stored_tensors, weight_names
 from compressor.models.row_file import row_digest, row_entry, row_in
 from compressor.models.special_tokens import padding_id
@@ -116,7 +116,7 @@ def _how_to_install(name: str, path: str) -> str:
 def _hub_folder(reference: str) -> Path:
     from huggingface_hub import snapshot_download
 
-    patterns = ["config.json", "*.safetensors", "*.safetensors.index.json", *TOKENIZER_FILES]
+    patterns = ["config.json", "*.safetensors", "*.safetensors.index.json", *TOKENIZER_FILES, GENERATION]
     try:
         return Path(snapshot_download(reference, allow_patterns=patterns))
     except Exception as error:  # the hub client raises a dozen unrelated types; each means that the model is not at hand
@@ -129,8 +129,9 @@ def _hub_folder(reference: str) -> Path:
 
 
 def _digest(folder: Path, sha256: Callable[[Path], str] = sha256_of) -> str:
-    """sha256 over the names and contents of config, tokenizer and all weights, of the weights' index if there is one, and the
-    architecture's row if it is not built in.
+    """sha256 over the names and contents of config, tokenizer and all weights, of the weights' index if there is one, of
+    generation_config.json if other tokens end a text there than in the config, and of the architecture's row if it is
+    not built in.
 
     Raises UserError E304 for an index that is damaged.
     """
@@ -140,12 +141,25 @@ def _digest(folder: Path, sha256: Callable[[Path], str] = sha256_of) -> str:
         shards = weight_names(folder)
     if not (folder / WEIGHTS).is_file():
         names |= {INDEX, *shards}
+    if _ends_apart(folder):
+        names.add(GENERATION)
     for name in sorted(name for name in names if (folder / name).is_file()):
         digest.update(f"{name}\0{sha256(folder / name)}\n".encode())
     if (folder / CONFIG).is_file():
         with door("E304", "the folder", str(folder)):
             digest.update(row_digest(read_json(folder / CONFIG).get("model_type")))
     return digest.hexdigest()
+
+
+def _ends_apart(folder: Path) -> bool:
+    """Whether generation_config.json names other end tokens than config.json. (Hashed only then: most say the same twice, and a
+    delta stays with its base when such a file is added.)"""
+    if not ((folder / GENERATION).is_file() and (folder / CONFIG).is_file()):
+        return False
+    with door("E304", "the folder", str(folder)):
+        ends = [read_json(folder / name).get("eos_token_id") for name in (GENERATION, CONFIG)]
+    said, known = (end if isinstance(end, list) else [end] for end in ends)
+    return said != [None] and said != known
 
 
 def build(folder: Path, label_names: list[str], seed: int = 0, auto_class: str = SEQUENCES) -> nn.Module:

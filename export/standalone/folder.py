@@ -14,6 +14,7 @@ from typing import Any
 import onnx
 
 from compressor.errors import UserError
+from compressor.models.files.model_folder import GENERATION
 from compressor.models.hub import TOKENIZER_FILES, Reference, reference_to
 from compressor.processor import weight_bits
 from compressor.tasks.features import pad, predict, torch_forward
@@ -70,7 +71,7 @@ def export_folder(
         _check_kind(loaded, precisions, engine, reference)
         write = write_generating if loaded.kind == "generation" else _write_classifier
         more = write(loaded, folder, precisions, fuse, limit, engine, reference_to(reference))
-        for name in (*TOKENIZER_FILES, "config.json", "generation_config.json"):
+        for name in (*TOKENIZER_FILES, "config.json", GENERATION):
             if (loaded.folder / name).is_file():
                 shutil.copyfile(loaded.folder / name, folder / name)
         summary = {

@@ -191,6 +191,21 @@ def test_the_model_and_its_tokenizer_end_a_text_alike(tmp_path):
         check_end(tokenizer, PretrainedConfig(eos_token_id=2), tmp_path)
 
 
+def test_more_tokens_that_end_a_text_stay_with_the_model(tmp_path):
+    """As chat models have them: through a checkpoint, and in the digest, but only where config.json does not say the same."""
+    base = write_model(tmp_path / "base", "llama", auto=GENERATES, eos_token_id=3)
+    own, digests = base / "generation_config.json", []
+    for ends in ("{}", '{"eos_token_id": 3}', '{"eos_token_id": [3, 7]}'):
+        own.write_text(ends)
+        digests.append(resolve(str(base)).sha256)
+    assert digests[0] == digests[1] != digests[2]
+    save_checkpoint(build(base, [], auto_class=GENERATES), tmp_path / "merged", base)
+    assert load(tmp_path / "merged").generation_config.eos_token_id == [3, 7]
+    (tmp_path / "merged/generation_config.json").write_text('{"eos_token_id": [3,')
+    with pytest.raises(UserError, match=r"E305 .*generation_config.json"):
+        load(tmp_path / "merged")
+
+
 def test_a_model_that_says_nothing_has_figures_still():
     """JSON knows neither NaN nor Infinity."""
     for logits in (np.full((2, 9), np.nan), np.array([[0.0] * 8 + [1e30]] * 2)):

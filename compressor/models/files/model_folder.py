@@ -32,6 +32,8 @@ TOKENIZER_FILES = (
     "vocab.txt",
 )
 """Tokenizer files copied into a checkpoint, so that rows are tokenized as in training."""
+GENERATION = "generation_config.json"
+"""Copied, too: it may name more tokens that end a text than config.json."""
 
 TRIAL = ("a good film, 1\u00bd \u4e2d", "zq\U0001f600")
 """Two test texts, with words outside any vocabulary."""
@@ -39,7 +41,7 @@ TRIAL = ("a good film, 1\u00bd \u4e2d", "zq\U0001f600")
 
 def check_tokenizer(folder: Path, config: Mapping[str, Any]) -> None:
     """Check that tokenizer.json loads and fits the embedding, and that the other files are JSON objects. Raises Damage."""
-    for name in (*TOKENIZER_FILES, "generation_config.json"):
+    for name in (*TOKENIZER_FILES, GENERATION):
         if name.endswith(".json") and name != "tokenizer.json" and (folder / name).is_file():
             read_json(folder / name)
     with reading_by_library("has a tokenizer.json that cannot be read"):
