@@ -96,8 +96,12 @@ class Text:
 
 
 def prompt_ids(tokenizer, prompt):
-    """The tokens of a text that is to be continued: without the special ones that the tokenizer appends, which end a text."""
-    encoding = tokenizer.encode(prompt)
+    """The tokens of a text that is to be continued."""
+    return not_ended(tokenizer.encode(prompt))
+
+
+def not_ended(encoding):
+    """The tokens of an encoded text without the special ones that the tokenizer appends, which end a text."""
     ids, offsets = encoding.ids, encoding.offsets
     while offsets and offsets[-1] == (0, 0):
         ids, offsets = ids[:-1], offsets[:-1]

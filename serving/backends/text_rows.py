@@ -164,13 +164,14 @@ def forgotten(error):
 
 
 def open_tokenizer(path, facts):
-    """The tokenizer of a version: it truncates at `max_length`, pads nothing, and reads special tokens in a text as text."""
+    """The tokenizer of a version: it truncates at `max_length`, pads nothing, and reads special tokens in a text as text; in a
+    prompt that is to be continued they are those of its template, as in training."""
     tokenizer = Tokenizer.from_file(str(path))
     end = cut_end(tokenizer, path.parent)
     tokenizer.no_padding()
     tokenizer.no_truncation()
     tokenizer.enable_truncation(facts["max_length"], direction=end)
-    tokenizer.encode_special_tokens = True
+    tokenizer.encode_special_tokens = facts["task"] != "generation"
     return tokenizer
 
 

@@ -18,21 +18,21 @@ from transformers import PreTrainedTokenizerFast
 
 from compressor.checkpoint import save_checkpoint
 from compressor.errors import UserError
-from export.generation.greedy import open_generator
+from export.generation.greedy import facts_of, open_generator, open_live
 from export.standalone.folder import export_folder
 from pipelines.cli.work.serve_work import request_of
 from pipelines.runs.served import Served
-from pipelines.stages.deploy.generating import served_answer
+from pipelines.stages.deploy.generating import local_text, served_answer, tokenizer_of_prompts
 from serving.backend_files import BACKENDS
 from serving.deployment.answers import differences, read_answers, write_answers
 from serving.deployment.triton_control import Control
-from serving.generator_repository import write_generator
+from serving.generator_repository import version_facts, write_generator
 from serving.repository import read_config
 from serving.server import EmbeddedServer
 from tests.compressor.conftest import tiny
 from tests.compressor.test_heads import GENERATES
 
-END = 1
+END, TURN = 1, "<|turn|>"
 PROMPTS = ["w5 w6 w7 w8 w9", "w8 w9", "w5 w7 w9 w11 w13 w15 w17", "w20"]
 
 
@@ -44,10 +44,14 @@ def exported(tmp_path_factory):
     model = tiny("llama", torch.float32, auto=GENERATES["llama"], max_position_embeddings=128)
     # a random model says one token for ever
     model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
-    words = {f"w{number}": number for number in range(model.config.vocab_size)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    # and these two should not be likely: they are no words
+    model.lm_head.weight.data[[0, -1]] = 0
+    special = {0: "<unk>", END: "<end>", model.config.vocab_size - 1: TURN}
+    words = {special.get(number, f"w{number}"): number for number in range(model.config.vocab_size)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0", eos_token=f"w{END}")
+    named = {"unk_token": "<unk>", "eos_token": "<end>", "additional_special_tokens": [TURN]}
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named)
     fast.save_pretrained(root / "words")
     model.generation_config.eos_token_id = END
     save_checkpoint(model, root / "model", root / "words")
@@ -68,6 +72,19 @@ def bare(exported, prompt, count):
     ids = np.array([[int(word[1:]) for word in prompt.split()]])
     tokens = open_generator(exported[0])(ids, np.ones_like(ids), count)[0].tolist()
     return [f"w{token}" for token in tokens[: tokens.index(END) if END in tokens else None]]
+
+
+def test_special_tokens_of_a_prompt_are_read_as_in_training(exported, server):
+    """Those of a chat's template; the comparison of `deploy` has its tokens from the training's tokenizer."""
+    prompt, folder = f"{TURN} w5 w6", exported[1]
+    last = len(Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab()) - 1
+    ids = np.array([[last, 5, 6]])
+    expected = open_generator(exported[0])(ids, np.ones_like(ids), 6)[0].tolist()
+    text, _, _ = generate(server, prompt, MAX_TOKENS=6, STREAM=False)
+    assert "".join(text).split() == [f"w{token}" for token in expected[: expected.index(END) if END in expected else None]]
+    facts = vars(version_facts(facts_of(exported[0])["generation"], folder, "fp32"))
+    tokenizer = tokenizer_of_prompts(folder)
+    assert local_text(open_live(exported[0], "fp32"), tokenizer, prompt, facts, 6) == "".join(text)
 
 
 def generate(server, text, **options):

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from compressor.errors import CheckError
 from compressor.tasks import TaskConfig
-from compressor.tasks.data import Data
+from compressor.tasks.data import Data, task_tokenizer
 from compressor.tasks.reading import read_task
+from compressor.tasks.task_kind import kind_of
 from export.generation.greedy import facts_of, generate, open_live
 from export.runtimes.runtime_registry import GENERATING
 from pipelines.engine.stage import Inputs, Workspace
@@ -22,6 +22,9 @@ from serving.generator_repository import version_facts, write_generator
 from serving.layout.generator_config import PIECES
 from serving.layout.text_outputs import TEXT, TEXT_SUFFIX
 from serving.server import EmbeddedServer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 PROMPTS, TOKENS = 8, 16
 HOP = "local session -> Triton, generated texts"
@@ -75,20 +78,17 @@ def prompts_of(task: TaskConfig) -> list[str]:
     return [prompt for (prompt,) in read_task(task).validation.texts[:PROMPTS]]
 
 
-def tokenizer_of_prompts(folder: Path) -> Tokenizer:
-    """The tokenizer in a folder, as the backend uses it: special tokens spelt in a text are text."""
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.no_truncation()
-    tokenizer.encode_special_tokens = True
-    return tokenizer
+def tokenizer_of_prompts(folder: Path) -> PreTrainedTokenizerFast:
+    """The tokenizer in a folder, as training reads prompts; not the backend's own, whose tokens it is compared with."""
+    return task_tokenizer(folder, kind_of("generation"))
 
 
-def local_text(live: Any, tokenizer: Tokenizer, prompt: str, facts: dict[str, Any], most: int = TOKENS) -> str:
+def local_text(live: Any, tokenizer: PreTrainedTokenizerFast, prompt: str, facts: dict[str, Any], most: int = TOKENS) -> str:
     """The greedy continuation of at most `most` tokens, put together as the backend does."""
-    from serving.backends.decoding import Settings, Text, prompt_ids
+    from serving.backends.decoding import Settings, Text, not_ended
 
-    ids = np.array([prompt_ids(tokenizer, prompt)])
-    text, pieces = Text(tokenizer, Settings(max_tokens=most), frozenset(facts["ends"])), []
+    ids = np.array([not_ended(tokenizer(prompt).encodings[0])])
+    text, pieces = Text(tokenizer.backend_tokenizer, Settings(max_tokens=most), frozenset(facts["ends"])), []
     for token in generate(live, ids, np.ones_like(ids), most, ends=facts["ends"], pad=facts["pad_id"])[0].tolist():
         pieces.append(text.add(token))
         if text.finish:
