@@ -1,5 +1,7 @@
 """One harness: every tuning method on every architecture."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
@@ -17,7 +19,7 @@ from compressor.methods import NAMES, Options, apply, trainable_counts
 from compressor.methods import method as method_row
 from compressor.models.anatomy import layers_of, matrices_of
 from compressor.pruning.surgery import Removal, remove
-from tests.compressor.conftest import CASES, GATED, encoding, logits, prepared, tiny, tuned
+from tests.compressor.conftest import CASES, GATED, OPTIONS, encoding, logits, prepared, tiny, tuned
 
 MODULES = ("query", "value", "ffn_out")
 
@@ -186,6 +188,22 @@ def test_adapters_of_adapterhub_and_of_mam_compute_their_formulas():
             else:
                 expected = bare(norm, h + x + f(norm.inserts[0], bare(norm, h + x)))
             assert torch.allclose(block.output(block.intermediate(x), x), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("first", ["adapter", "adapter-houlsby", "adapter-adapterhub", "mam", "prefix", "lora"])
+@pytest.mark.parametrize("second", ["adapter", "adapter-houlsby", "adapter-adapterhub", "prefix", "lora"])
+def test_a_second_method_begins_with_what_the_first_has_learned(first, second):
+    """As a recovery by a method of its own does; adapters of AdapterHub are both at the same norm."""
+    model = tuned(tiny("bert"), first)
+    before = logits(model)
+    assert not torch.allclose(before, logits(tiny("bert")))
+    name, options = CASES[second]
+    apply(model, name, replace(OPTIONS, group="second", **options))
+    after = logits(model)
+    if second == "prefix":  # its keys are seen from the start
+        assert not torch.allclose(after, before)
+    else:
+        assert torch.allclose(after, before, atol=1e-12)
 
 
 @pytest.mark.parametrize("case", ["prefix-reparametrized", "propetl-prefix", "mam"])

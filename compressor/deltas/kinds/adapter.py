@@ -59,13 +59,23 @@ class Adapter(Insert):
 class NormAdapter(Adapter):
     """LN(s + up(ReLU(down(LN(s))))) for the sum s of an FFN's output and its input: Pfeiffer's adapter as AdapterHub has it.
 
-    It is inserted at the norm, which is computed twice (Pfeiffer et al. 2020).
+    It is inserted at the norm, which is computed twice (Pfeiffer et al. 2020); a second one there adds to the sum that the first
+    one leaves, and reads its norm.
     """
 
     kind = "norm_adapter"
 
+    def join(self, owner: nn.Module) -> None:
+        # a norm gives its sum to no second hook, so the one of the first adapter computes all
+        if inserts_of(owner)[0] is self:
+            super().join(owner)
+
     def after(self, module: nn.Module, arguments: tuple, output: Tensor) -> Tensor:
-        return module.forward(arguments[0] + self.bottleneck(output))
+        total = arguments[0]
+        for change in inserts_of(module):
+            total = total + change.bottleneck(output)
+            output = module.forward(total)
+        return output
 
 
 class ParallelAdapter(Adapter):

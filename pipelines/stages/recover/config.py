@@ -245,10 +245,12 @@ def rate_of_labels(config: RecoverConfig, before: str) -> float:
 
 
 def _earlier_version(config: RecoverConfig) -> dict[str, Any]:
-    """What an earlier version computed otherwise, and is made again: a control that learned labels at any given rate."""
+    """What an earlier version computed otherwise, and is made again: a control that learned labels at any given rate, a second
+    adapter at a norm, which hid the first."""
     of_labels = config.control and config.unlabelled and config.teacher is None and config.learning_rate is not None
     higher = of_labels and (config.method == "same" or config.learning_rate > rate_of_labels(config, config.method))
-    return {"control": 2} if higher else {}
+    at_norms = config.method == "adapter" and config.placement == "adapterhub"
+    return {**({"control": 2} if higher else {}), **({"norm_adapters": 2} if at_norms else {})}
 
 
 STAGE = Stage(
