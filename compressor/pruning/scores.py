@@ -139,8 +139,9 @@ def loss_scores(
                 effect = probe.seen[number][0].detach() * gradient
                 if effect.dim() == 2:  # an FFN may get the tokens of all rows in one axis (OPT)
                     effect = effect.view(*encoding["input_ids"].shape, -1)
-                effect = effect.sum(dim=1)
-                effect = effect.view(len(effect), len(totals[number]), -1).sum(dim=2)
+                # of a row of the data: each of its choices is a row of the model
+                units = len(totals[number])
+                effect = effect.sum(dim=1).view(len(labels), -1, units, effect.shape[-1] // units).sum(dim=(1, 3))
                 totals[number] += effect.abs().pow(LOSS_POWER[criterion]).sum(dim=0).cpu()
             on_batch(len(labels))
     for layer, total in zip(layers_of(model), totals, strict=True):

@@ -25,9 +25,33 @@ from compressor.pruning.scores import (
 from compressor.pruning.surgery import Removal, remove, silence
 from compressor.pruning.weights import hide, importance, loss_importance
 from compressor.pruning_criteria import LOSS_POWER, UNSTRUCTURED
+from compressor.tasks.task_kind import kind_of
 from tests.compressor.conftest import EXTRA, encoding, logits, plan_of, tiny, tuned
 
 LABELS = torch.tensor([0, 2, 1])
+
+
+@pytest.mark.parametrize("criterion", ["taylor", "fisher"])
+def test_a_row_of_several_choices_counts_once(criterion):
+    """Against differences of each row's loss, by masking neurons in part. A unit that moves all choices alike costs nothing."""
+    kind, model = kind_of("choices"), tiny("bert", num_labels=1).requires_grad_(False)
+    inputs = encoding(12, 7)
+    inputs["attention_mask"][:] = 1
+
+    def losses():
+        every = model(**inputs).logits.view(3, 4)
+        return torch.stack([kind.loss(every[row], LABELS[row : row + 1], "sum") for row in range(3)])
+
+    weight, changes = layers_of(model)[1].matrix("ffn_out").weight, []
+    for unit in range(weight.shape[1]):
+        whole, parts = weight[:, unit].clone(), []
+        for share in (1 + 1e-6, 1 - 1e-6):
+            weight[:, unit] = share * whole
+            parts.append(losses())
+        weight[:, unit] = whole
+        changes.append(((parts[0] - parts[1]) / 2e-6).abs().pow(LOSS_POWER[criterion]).sum())
+    scores = loss_scores(model, "neurons", criterion, [(inputs, LABELS)], kind=kind)
+    assert torch.allclose(scores[1].double(), torch.stack(changes), rtol=1e-4)
 
 
 def test_head_scores_are_the_sum_over_the_heads_rows(architecture):
