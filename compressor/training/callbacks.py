@@ -59,13 +59,14 @@ class DenseLinks(TrainerCallback):
 
 
 class Save(TrainerCallback):
-    """Callback that saves a checkpoint whenever `seconds` (SAVE_EVERY) have passed since the last."""
+    """Callback that saves a checkpoint whenever `seconds` (SAVE_EVERY) have passed since the last, but none after the last step:
+    a training resumed there would take another step."""
 
     def __init__(self, seconds: float | None = None):
         self.seconds, self.last = SAVE_EVERY if seconds is None else seconds, time.monotonic()
 
     def on_step_end(self, args, state, control, **kwargs):
-        if agreed(lambda: time.monotonic() - self.last >= self.seconds):
+        if state.global_step < state.max_steps and agreed(lambda: time.monotonic() - self.last >= self.seconds):
             control.should_save = True
 
     def on_save(self, args, state, control, **kwargs):

@@ -186,17 +186,26 @@ def test_a_damaged_checkpoint_is_left_for_the_one_before(tmp_path):
     model = tiny("bert", torch.float32)
     prepared(model, "lora", MODULES)
     train(model, rows_of(64), 1, FAST, tmp_path, save_every=0.0)
-    assert newest(tmp_path).name == "checkpoint-48"
-    stored = tmp_path / "checkpoint-48" / "changing.safetensors"
-    stored.write_bytes(stored.read_bytes()[:-1] + b"x")
     assert newest(tmp_path).name == "checkpoint-47"
+    stored = tmp_path / "checkpoint-47" / "changing.safetensors"
+    stored.write_bytes(stored.read_bytes()[:-1] + b"x")
+    assert newest(tmp_path).name == "checkpoint-46"
     assert not stored.exists()
-    poisoned = shutil.copytree(tmp_path / "checkpoint-47", tmp_path / "checkpoint-48") / "changing.safetensors"
+    poisoned = shutil.copytree(tmp_path / "checkpoint-46", tmp_path / "checkpoint-47") / "changing.safetensors"
     save_file({name: tensor / 0 for name, tensor in load_file(poisoned).items()}, poisoned)
     seal(poisoned.parent)
-    assert newest(tmp_path).name == "checkpoint-47", "sealed, but not finite"
-    (tmp_path / "checkpoint-47" / "manifest.json").unlink()
+    assert newest(tmp_path).name == "checkpoint-46", "sealed, but not finite"
+    (tmp_path / "checkpoint-46" / "manifest.json").unlink()
     assert newest(tmp_path) is None
+
+
+def test_a_training_that_was_stopped_after_its_last_step_takes_no_other(tmp_path):
+    """As by a kill while its model is judged; in the middle of an epoch Trainer would go on to the next step."""
+    schedule = replace(FAST, epochs=1, max_steps=6)
+    _, losses, _ = run("lora", tmp_path, save_every=0.0, schedule=schedule)
+    told = []
+    _, again, _ = run("lora", tmp_path, told.append, save_every=0.0, schedule=schedule)
+    assert again == losses and told.count("resumed") == 5 and len(told) == 6
 
 
 def test_a_training_goes_on_with_the_other_numpy(tmp_path):
