@@ -59,8 +59,8 @@ class DenseLinks(TrainerCallback):
 
 
 class Save(TrainerCallback):
-    """Callback that saves a checkpoint whenever `seconds` (SAVE_EVERY) have passed since the last, but none after the last step:
-    a training resumed there would take another step."""
+    """Callback that saves a checkpoint whenever `seconds` (SAVE_EVERY) have passed since the last, but none after the last
+    step: a training resumed there would take another step."""
 
     def __init__(self, seconds: float | None = None):
         self.seconds, self.last = SAVE_EVERY if seconds is None else seconds, time.monotonic()

@@ -10,7 +10,7 @@ import pytest
 from triton_parts import FACTS, KNOBS, NAME, WORDS, Traffic, write_classifier
 
 from compressor.errors import UserError
-from serving.answer_bounds import IN_BATCHES, ON_A_GPU, TOLERANCE, tolerance_alone, tolerance_in_batches
+from serving.answer_bounds import IN_BATCHES, IN_HALF, TOLERANCE, tolerance_alone, tolerance_in_batches
 from serving.backends.door import VERSION_FILE
 from serving.deployment.answers import Answer, differences, tensor, write_answers
 from serving.deployment.publish import Options, deploy, roll_back, status
@@ -68,14 +68,14 @@ def test_only_scales_that_depend_on_the_batch_widen_the_bound(tmp_path, classifi
 @pytest.mark.parametrize(
     ("facts", "bound"),
     [
-        ({"precision": "fp16", "runtime": "onnxruntime"}, ON_A_GPU["fp16"]),
-        ({"precision": "bf16", "runtime": "onnxruntime"}, ON_A_GPU["bf16"]),
-        ({"precision": "bf16", "runtime": "openvino"}, TOLERANCE),
+        ({"precision": "fp16", "runtime": "onnxruntime"}, IN_HALF["fp16"]),
+        ({"precision": "bf16", "runtime": "onnxruntime"}, IN_HALF["bf16"]),
+        ({"precision": "bf16", "runtime": "openvino"}, IN_HALF["bf16"]),
         ({"precision": "int8", "runtime": "onnxruntime"}, TOLERANCE),
         ({"precision": "fp32", "runtime": "a later one"}, TOLERANCE),
     ],
 )
-def test_a_file_for_a_gpu_may_round_as_its_precision_does(facts, bound, tmp_path, classifier):
+def test_a_file_of_half_precision_may_round_as_that_does(facts, bound, tmp_path, classifier):
     version = write_repository(tmp_path, NAME, classifier, facts=FACTS, knobs=KNOBS) / "1"
     assert tolerance_alone(version) == TOLERANCE
     stored = json.loads((version / VERSION_FILE).read_text())

@@ -59,8 +59,8 @@ class Adapter(Insert):
 class NormAdapter(Adapter):
     """LN(s + up(ReLU(down(LN(s))))) for the sum s of an FFN's output and its input: Pfeiffer's adapter as AdapterHub has it.
 
-    It is inserted at the norm, which is computed twice (Pfeiffer et al. 2020); a second one there adds to the sum that the first
-    one leaves, and reads its norm.
+    It is inserted at the norm, which is computed twice (Pfeiffer et al. 2020); a second one there adds to the sum that the
+    first one leaves, and reads its norm.
     """
 
     kind = "norm_adapter"
