@@ -9,7 +9,9 @@ by emulation: the same operators in fp32 with every result rounded to bf16 (`emu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -24,6 +26,8 @@ ANGLES = ("Cos", "Sin")
 """Operators of rotary positions: fp16 has too few digits for large angles."""
 WHOLE = (TensorProto.INT32, TensorProto.INT64)
 """Types to which logarithmic distances are rounded: in half precision a distance at the edge falls into another bucket."""
+SMALL = 1024
+"""Values of an initializer that may be a shape or axes, which the inference of shapes reads; it reads no larger one."""
 LARGEST = 1e4
 """Constants are clamped to this magnitude: attention masks contain the lowest float, and a sum with -65504 would be
 infinite."""
@@ -37,11 +41,34 @@ def half(proto: onnx.ModelProto) -> onnx.ModelProto:
 
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)  # the converter works in place
+    _replace(copy.graph.value_info, _value_types(proto))
     kept = set(_kept(copy))
     _own_weights(copy, kept)
     blocked = {"op_block_list": [*DEFAULT_OP_BLOCK_LIST, *KEPT_IN_FP32], "node_block_list": list(kept)}
-    made = convert_float_to_float16(copy, keep_io_types=True, max_finite_val=LARGEST, **blocked)
+    # its own inference fails from 2 GB on
+    made = convert_float_to_float16(copy, keep_io_types=True, max_finite_val=LARGEST, disable_shape_infer=True, **blocked)
     return _joined(made)
+
+
+def _value_types(proto: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
+    """Types and shapes of the values in a graph of any size: onnx infers them in messages below 2 GB alone, so large
+    weights are inputs there."""
+    bare = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import, functions=proto.functions)
+    bare.graph.CopyFrom(onnx.GraphProto(name=proto.graph.name, node=proto.graph.node, output=proto.graph.output))
+    bare.graph.input.extend(proto.graph.input)
+    bare.graph.value_info.extend(proto.graph.value_info)
+    for tensor in proto.graph.initializer:
+        if math.prod(tensor.dims) <= SMALL:
+            bare.graph.initializer.add().CopyFrom(tensor)
+        else:
+            bare.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    return list(onnx.shape_inference.infer_shapes(bare).graph.value_info)
+
+
+def _replace(field: Any, values: Iterable[Any]) -> None:
+    """Give a repeated field of a message other values."""
+    del field[:]
+    field.extend(values)
 
 
 def _kept(proto: onnx.ModelProto) -> Iterator[str]:
@@ -99,8 +126,7 @@ def _joined(proto: onnx.ModelProto) -> onnx.ModelProto:
             wide = source(narrow, TensorProto.FLOAT16) if narrow else None
             if wide and node.op_type != "Cast":
                 node.input[place] = wide
-    del proto.graph.node[:]
-    proto.graph.node.extend(nodes)
+    _replace(proto.graph.node, nodes)
     model = onnx_ir.from_proto(proto)
     model.graph.sort()
     return onnx_ir.to_proto(RemoveUnusedNodesPass()(model).model)
@@ -135,8 +161,9 @@ def emulated(proto: onnx.ModelProto) -> onnx.ModelProto:
     def wide(tensor: onnx.TensorProto) -> onnx.TensorProto:
         return numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), tensor.name)
 
-    made = onnx.shape_inference.infer_shapes(proto)
-    narrow = {value.name for value in made.graph.value_info if value.type.tensor_type.elem_type == TensorProto.BFLOAT16}
+    made = onnx.ModelProto()
+    made.CopyFrom(proto)
+    narrow = {value.name for value in _value_types(proto) if value.type.tensor_type.elem_type == TensorProto.BFLOAT16}
     for tensor in made.graph.initializer:
         if tensor.data_type == TensorProto.BFLOAT16:
             tensor.CopyFrom(wide(tensor))
@@ -154,6 +181,6 @@ def emulated(proto: onnx.ModelProto) -> onnx.ModelProto:
                 casts.append(helper.make_node("Cast", [f"{name}/exact"], [f"{name}/rounded"], to=TensorProto.BFLOAT16))
                 casts.append(helper.make_node("Cast", [f"{name}/rounded"], [name], to=TensorProto.FLOAT))
         nodes += [node, *casts]
-    del made.graph.node[:], made.graph.value_info[:]
-    made.graph.node.extend(nodes)
+    _replace(made.graph.value_info, ())
+    _replace(made.graph.node, nodes)
     return made

@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -361,6 +362,15 @@ def plain_session(model: Path | bytes) -> InferenceSession:
     return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
 
 
+def _plain_session_of(proto: onnx.ModelProto) -> InferenceSession:
+    """`plain_session` of a graph of any size: a message ends at 2 GB."""
+    from export.graph.files import save
+
+    with tempfile.TemporaryDirectory() as folder:
+        save(proto, Path(folder, "model.onnx"))
+        return plain_session(Path(folder, "model.onnx"))
+
+
 def emulated_session(path: Path) -> InferenceSession:
     """A session on the CPU that computes what a bf16 file says: ONNX Runtime has no such kernels there (`half.emulated`).
 
@@ -372,7 +382,7 @@ def emulated_session(path: Path) -> InferenceSession:
     from export.graph.half import emulated
 
     try:
-        return plain_session(emulated(onnx.load(path)).SerializeToString())
+        return _plain_session_of(emulated(onnx.load(path)))
     except (OSError, ValueError, DecodeError, onnx.shape_inference.InferenceError, *RUNTIME.failures()) as error:
         reason = " ".join(str(error).split())[-160:]
         raise UserError("E602", f"not a readable ONNX file ({reason})", "Export the model again", str(path)) from error
@@ -389,6 +399,6 @@ def graph_values(path: Path, encoding: dict[str, np.ndarray]) -> list[np.ndarray
     names = [name for node in proto.graph.node for name in node.output if name]
     shown = {value.name for value in proto.graph.output}
     proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in shown)
-    session = plain_session(proto.SerializeToString())
+    session = _plain_session_of(proto)
     values = session.run(None, feeds_of(session, encoding))
     return [value for value in values if isinstance(value, np.ndarray) and value.dtype == np.float32 and value.ndim == 3]

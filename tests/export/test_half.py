@@ -163,6 +163,22 @@ def test_bf16_is_rounded_at_every_step_in_the_emulation(made):
     assert 4 * finer < error < BOUNDS["bf16"].difference
 
 
+@pytest.mark.parametrize("convert", [half, brain, lambda graph: emulated(brain(graph))])
+def test_types_are_inferred_without_the_weights(convert, made, monkeypatch):
+    """Of weights of 2 GB onnx infers nothing: no message of it may be of their size."""
+    _, graph, _ = made("llama")
+    infer, largest = onnx.shape_inference.infer_shapes, max(len(one.raw_data) for one in graph.graph.initializer)
+
+    def small(proto, *arguments, **options):
+        assert max(len(one.raw_data) for one in proto.graph.initializer) < largest
+        return infer(proto, *arguments, **options)
+
+    monkeypatch.setattr("onnx.shape_inference.infer_shapes", small)
+    with pytest.raises(AssertionError):
+        onnx.shape_inference.infer_shapes(graph)
+    assert convert(graph).graph.node
+
+
 def test_bf16_weights_are_rounded_once_from_fp32(made):
     _, graph, paths = made("llama")
     exact = {tensor.name: tensor for tensor in graph.graph.initializer}
