@@ -5,6 +5,7 @@ Neither is tried here. Both match their published schemas.
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import re
 import shlex
@@ -17,13 +18,15 @@ import yaml
 from tritonclient.grpc.model_config_pb2 import ModelInstanceGroup
 
 from compressor.errors import UserError
-from export.runtimes.onnxruntime import NO_KERNELS_BY_SHAPE
+from export.runtimes.onnxruntime import NO_KERNELS_BY_SHAPE, RUNTIME
 from export.runtimes.runtime_registry import RUNTIMES
 from serving.backend_files import backend_names, copy_backend
+from serving.layout.version_file import read_version
 from serving.repository import read_config
 
-TRITON = "24.10"
-"""Least version of the official container: its ONNX Runtime reads IR 10 and opset 20, and its Triton python-based backends."""
+TRITON = "24.12"
+"""Least version of the official container: its ONNX Runtime (1.19) reads IR 10 and opset 20, its Triton python-based backends,
+and its Python (3.12) has wheels of the ONNX Runtime that files are proven with here."""
 IMAGE = f"nvcr.io/nvidia/tritonserver:{TRITON}-py3"
 BACKENDS = "compress-backends"
 """The folder beside a compose file that is replaced with it."""
@@ -45,7 +48,15 @@ def packages(*, gpu: bool = False) -> str:
     """What the backends of this project import, as arguments of pip."""
     served = [runtime for runtime in RUNTIMES.values() if runtime.backend in backend_names()]
     needed = [package for runtime in served for package in ((gpu and runtime.on_gpu) or runtime.packages)]
-    return shlex.join([*needed, "tokenizers", "numpy<2"])
+    return shlex.join([*map(_as_here, [*needed, "tokenizers"]), "numpy<2"])
+
+
+def _as_here(package: str) -> str:
+    """A package in the version that is installed here, with which the served files were proven."""
+    try:
+        return f"{package}=={importlib.metadata.version(package.partition('[')[0])}"
+    except importlib.metadata.PackageNotFoundError:
+        return package
 
 
 def _options(models: Sequence[str], repository: str) -> list[str]:
@@ -93,11 +104,14 @@ def compose(location: str, models: Sequence[str], *, gpu: bool = False) -> dict[
     ]
     service = {
         "image": IMAGE,
+        # the container is there for Triton alone: what pip would protect from its packages
+        "environment": {"PIP_BREAK_SYSTEM_PACKAGES": "1"},
         "entrypoint": ["/bin/sh", "-c"],
         "command": [f"pip install --quiet {packages(gpu=gpu)} && exec tritonserver {' '.join(_options(models, '/models'))}"],
         "ports": ["127.0.0.1:8000:8000", "127.0.0.1:8001:8001", "127.0.0.1:8002:8002"],
         "shm_size": "1gb",
-        "volumes": [{**mounted, "source": location, "target": "/models"}, *backends],
+        # compose reads $NAME as a variable
+        "volumes": [{**mounted, "source": location.replace("$", "$$"), "target": "/models"}, *backends],
         "healthcheck": {
             "test": ["CMD", "curl", "-sf", "localhost:8000/v2/health/ready"],
             "interval": "10s",
@@ -120,6 +134,16 @@ def check_kserve(path: Path, location: str, models: Sequence[str]) -> None:
         what = f"KServe's own Triton has no backend for {', '.join(models)}"
         raise UserError("E757", what, "Deploy with interfaces: [tokens, text], or leave --kserve out", location)
     _check_file(path)
+
+
+def check_precisions(repository: Path, models: Sequence[str]) -> None:
+    """Raises UserError E757 for a model whose file KServe's own Triton opens and cannot compute."""
+    for name in stock_models(models):
+        for folder in sorted((repository / name).glob("[0-9]*")):
+            facts = read_version(folder)
+            if facts.runtime == RUNTIME.key and facts.precision == "fp16":
+                what = f"KServe's own Triton cannot compute '{name}' in fp16: that needs ONNX Runtime 1.28, it has 1.19"
+                raise UserError("E757", what, "Deploy fp32, or write a compose file, which installs its own", str(folder))
 
 
 def check_compose(path: Path, location: str, models: Sequence[str]) -> None:

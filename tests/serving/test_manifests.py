@@ -1,6 +1,7 @@
 """The files that `compress deploy` writes for KServe and for compose, and what is refused before anything is deployed."""
 
 from dataclasses import replace
+from importlib.metadata import version
 
 import certifi
 import pytest
@@ -56,7 +57,7 @@ def test_a_compose_file_has_its_own_folder_beside_it(deployed, tmp_path):
 
 
 def test_a_model_for_a_gpu_is_given_one(tmp_path, tokenizer_folder):
-    options = {"facts": replace(FACTS, precision="fp16"), "tokenizer_folder": tokenizer_folder}
+    options = {"facts": replace(FACTS, precision="bf16"), "tokenizer_folder": tokenizer_folder}
     write_repository(tmp_path / "run", "reviews", write_classifier(tmp_path / "m.onnx"), **options)
     write_answers(tmp_path / "run" / "reviews" / "1", [])
     run_deploy(tmp_path / "run", BUCKET, "--kserve", tmp_path / "service.yaml")
@@ -68,7 +69,27 @@ def test_a_model_for_a_gpu_is_given_one(tmp_path, tokenizer_folder):
     assert triton["deploy"]["resources"]["reservations"]["devices"] == [
         {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
     ]
-    assert "'onnxruntime-gpu[cuda,cudnn]'" in triton["command"][0] and " onnxruntime " not in triton["command"][0]
+    assert "'onnxruntime-gpu[cuda,cudnn]" in triton["command"][0] and " onnxruntime=" not in triton["command"][0]
+
+
+def test_what_kserves_own_runtime_cannot_compute_is_refused(tmp_path, tokenizer_folder):
+    """It opens such a file and fails at every request; a container of compose installs a runtime that does not."""
+    facts = replace(FACTS, precision="fp16", runtime="onnxruntime")
+    model, folder = write_classifier(tmp_path / "m.onnx"), tmp_path / "run"
+    write_repository(folder, "reviews", model, facts=facts, tokenizer_folder=tokenizer_folder)
+    write_answers(folder / "reviews" / "1", [])
+    with pytest.raises(UserError, match=r"E757 .*cannot compute 'reviews' in fp16"):
+        run_deploy(folder, BUCKET, "--kserve", tmp_path / "service.yaml")
+    assert not (tmp_path / "service.yaml").exists()
+    run_deploy(folder, tmp_path / "served", "--compose", tmp_path / "compose.yaml")
+
+
+def test_a_container_gets_the_versions_of_this_machine_and_a_folder_of_any_name(deployed, tmp_path):
+    deployed(tmp_path / "a $HOME b", "--compose", tmp_path / "compose.yaml")
+    (triton,) = yaml.safe_load((tmp_path / "compose.yaml").read_text())["services"].values()
+    assert f"tokenizers=={version('tokenizers')} " in triton["command"][0]
+    assert triton["volumes"][0]["source"] == str(tmp_path / "a $$HOME b")
+    assert triton["environment"] == {"PIP_BREAK_SYSTEM_PACKAGES": "1"}
 
 
 @pytest.mark.parametrize(("kind", "of_url"), [("kserve", False), ("compose", True)])

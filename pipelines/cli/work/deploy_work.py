@@ -12,7 +12,7 @@ from compressor.errors import UserError
 from pipelines.cli.given import require_unused
 from pipelines.cli.shown import note
 from pipelines.runs.served import repository_in_use
-from serving.deployment.manifests import check_compose, check_kserve, needs_gpu, write_compose, write_kserve
+from serving.deployment.manifests import check_compose, check_kserve, check_precisions, needs_gpu, write_compose, write_kserve
 from serving.deployment.publish import State, deploy, roll_back, status
 from serving.deployment.source import Options
 from serving.deployment.target import Target
@@ -63,6 +63,8 @@ def run(
         for path, check, _ in files:
             if path is not None:
                 check(path, to, names)
+        if kserve is not None:
+            check_precisions(served.repository, names)
         gpu = needs_gpu(served.repository, names)
         target = Target.at(to, create=not rollback)
         done = roll_back(names, target, control, options) if rollback else deploy(served.repository, target, control, options)
