@@ -37,6 +37,9 @@ TOKENIZER = "tokenizer"
 """Folder of the tokenizer's files, in a version's folder."""
 
 
+CONFIG_FILE = "config.pbtxt"
+
+
 @dataclass(frozen=True)
 class ServedModel:
     """What a model's folder holds beside its versions: the config, and files by their relative path."""
@@ -166,12 +169,12 @@ def tokenizer_files(folder: Path) -> list[Path]:
 
 def write_config(config: ModelConfig, model_folder: Path) -> None:
     """Write config.pbtxt. The text format sorts maps, so equal configs give equal bytes."""
-    (model_folder / "config.pbtxt").write_text(text_format.MessageToString(config), encoding="utf-8")
+    (model_folder / CONFIG_FILE).write_text(text_format.MessageToString(config), encoding="utf-8")
 
 
 def read_config(model_folder: Path) -> ModelConfig:
     """The parsed config.pbtxt of a model folder. Raises UserError E724 when it is missing or invalid."""
-    path = Path(model_folder, "config.pbtxt")
+    path = Path(model_folder, CONFIG_FILE)
     try:
         return text_format.Parse(path.read_text(encoding="utf-8"), ModelConfig())
     except (OSError, UnicodeDecodeError, text_format.ParseError) as error:
@@ -194,10 +197,10 @@ def refuse_code(folder: Path, names: Sequence[str]) -> None:
         config, fix = read_config(folder / name), "Deploy the model again; the embedded server runs no code of a repository"
         if config.backend not in ours:
             what = f"the backend is '{config.backend}', not one of {', '.join(ours)}"
-            raise UserError("E724", what, fix, str(folder / name / "config.pbtxt"))
+            raise UserError("E724", what, fix, str(folder / name / CONFIG_FILE))
         if OWN_CODE in config.parameters:
             what = f"the parameter {OWN_CODE} loads a Python environment"
-            raise UserError("E724", what, fix, str(folder / name / "config.pbtxt"))
+            raise UserError("E724", what, fix, str(folder / name / CONFIG_FILE))
         version_folders(folder / name)
 
 
@@ -222,4 +225,4 @@ def version_folders(model_folder: Path) -> list[Path]:
 
 def model_names(folder: Path) -> list[str]:
     """Names of the repository's models, sorted: the folders with a config.pbtxt."""
-    return sorted(path.parent.name for path in Path(folder).glob("*/config.pbtxt"))
+    return sorted(path.parent.name for path in Path(folder).glob(f"*/{CONFIG_FILE}"))

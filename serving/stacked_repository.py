@@ -24,7 +24,7 @@ from serving.layout.knobs import DEFAULT_KNOBS, INTERFACES, Knobs
 from serving.layout.model_limits import limits_of
 from serving.layout.text_outputs import ANY_KIND
 from serving.layout.version_file import VersionFacts
-from serving.repository import ServedModel, models_of, read_config, version_folders, write_config, write_version
+from serving.repository import CONFIG_FILE, ServedModel, models_of, read_config, version_folders, write_config, write_version
 
 MOST_TOKENS = 512
 """Tokens at which texts are cut where the model itself would take more."""
@@ -59,17 +59,19 @@ def write_many_tasks(
             for model, home in homes.items():
                 # complete before a server can see it: hidden folders are no versions
                 staged = home / f".{numbers[model]}"
-                undo.callback(_discard, staged)
-                _discard(staged)  # of one that was killed
+                undo.callback(_discard, staged, models[model])
+                _discard(staged, models[model])  # of one that was killed
                 write_version(staged, path, runtime, facts, stacked)
+            for model, content in models.items():
+                _write_beside(homes[model], content)
             undo.pop_all()
-        return [_complete(homes[model], numbers[model], content) for model, content in models.items()]
+        return [_complete(homes[model], numbers[model]) for model in models]
 
 
 def _numbers(homes: Mapping[str, Path], models: Mapping[str, ServedModel]) -> dict[str, int]:
     """The number of each model's next version. Raises UserError E779 where the repository has one of the models alone, or with
     another config."""
-    there = [model for model, home in homes.items() if _is_there(home)]
+    there = [model for model, home in homes.items() if _is_there(home, models[model])]
     if there and len(there) < len(models):
         what = f"the repository has '{there[0]}' alone, of {' and '.join(models)}"
         raise UserError("E779", what, "Give the interfaces that it has, or another name", str(homes[there[0]].parent))
@@ -78,26 +80,30 @@ def _numbers(homes: Mapping[str, Path], models: Mapping[str, ServedModel]) -> di
     return {model: 1 + int(version_folders(home)[-1].name) if there else 1 for model, home in homes.items()}
 
 
-def _is_there(home: Path) -> bool:
+def _is_there(home: Path, content: ServedModel) -> bool:
     """Whether a folder holds more than what was left of a first version that was never complete."""
-    return home.exists() and not (home.is_dir() and all(path.name[0] == "." for path in home.iterdir()))
+    beside = {CONFIG_FILE, *(relative.parts[0] for relative in map(Path, content.files))}
+    return home.exists() and not (home.is_dir() and all(path.name[0] == "." or path.name in beside for path in home.iterdir()))
 
 
-def _discard(staged: Path) -> None:
+def _discard(staged: Path, content: ServedModel) -> None:
     """Remove a version that is not complete, and the folder of a model that has nothing else."""
     shutil.rmtree(staged, ignore_errors=True)
-    with contextlib.suppress(OSError):
-        staged.parent.rmdir()
+    if not _is_there(staged.parent, content):
+        shutil.rmtree(staged.parent, ignore_errors=True)
 
 
-def _complete(home: Path, number: int, content: ServedModel) -> Path:
-    """Make a version that was written under its hidden name one of the model; returns its folder."""
-    (home / f".{number}").rename(home / str(number))
+def _write_beside(home: Path, content: ServedModel) -> None:
+    """Write what stands beside a model's versions, before there is a first one: without a config it could not be served."""
     for relative, data in content.files.items():
         (home / relative).parent.mkdir(exist_ok=True)
         (home / relative).write_bytes(data)
     write_config(content.config, home)
-    return home / str(number)
+
+
+def _complete(home: Path, number: int) -> Path:
+    """Make a version that was written under its hidden name one of the model; returns its folder."""
+    return (home / f".{number}").rename(home / str(number))
 
 
 def read_summary(stacked: Path) -> dict[str, Any]:

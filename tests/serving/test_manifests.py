@@ -1,7 +1,7 @@
 """The files that `compress deploy` writes for KServe and for compose, and what is refused before anything is deployed."""
 
 from dataclasses import replace
-from importlib.metadata import version
+from importlib import metadata
 
 import certifi
 import pytest
@@ -87,7 +87,7 @@ def test_what_kserves_own_runtime_cannot_compute_is_refused(tmp_path, tokenizer_
 def test_a_container_gets_the_versions_of_this_machine_and_a_folder_of_any_name(deployed, tmp_path):
     deployed(tmp_path / "a $HOME b", "--compose", tmp_path / "compose.yaml")
     (triton,) = yaml.safe_load((tmp_path / "compose.yaml").read_text())["services"].values()
-    assert f"tokenizers=={version('tokenizers')} " in triton["command"][0]
+    assert f"tokenizers=={metadata.version('tokenizers')} " in triton["command"][0]
     assert triton["volumes"][0]["source"] == str(tmp_path / "a $$HOME b")
     assert triton["environment"] == {"PIP_BREAK_SYSTEM_PACKAGES": "1"}
 

@@ -20,7 +20,7 @@ from serving.client import Client
 from serving.deployment.target import LOCK, Target
 from serving.layout.text_outputs import TEXT_SUFFIX
 from serving.predict import predict
-from serving.repository import read_config
+from serving.repository import read_config, write_config
 from serving.server import EmbeddedServer
 from serving.stacked_repository import write_many_tasks
 from tests.compressor.conftest import tuned
@@ -82,6 +82,27 @@ def test_a_version_that_could_not_be_written_whole_is_no_obstacle_to_the_next(st
     versions = write_many_tasks(tmp_path, "many", stacked, knobs=KNOBS)
     assert [folder.name for folder in versions] == [str(before + 1)] * 2
     assert [path.name for path in tmp_path.rglob(".*")] == [LOCK]
+
+
+@pytest.mark.parametrize("model", ["many", f"many{TEXT_SUFFIX}"])
+def test_a_version_whose_config_could_not_be_written_is_no_obstacle_either(stacked, tmp_path, monkeypatch, model):
+    def full(config, home):
+        if home.name == model:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_config(config, home)
+
+    monkeypatch.setattr("serving.stacked_repository.write_config", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_many_tasks(tmp_path, "many", stacked, knobs=KNOBS)
+    assert [path.name for path in tmp_path.iterdir()] == [LOCK]
+    monkeypatch.undo()
+    whole = write_many_tasks(tmp_path / "whole", "many", stacked, knobs=KNOBS)
+    left = tmp_path / model  # as one that was killed before its first version leaves it
+    left.mkdir()
+    shutil.copyfile(whole[0].parent / "config.pbtxt", left / "config.pbtxt")
+    versions = write_many_tasks(tmp_path, "many", stacked, knobs=KNOBS)
+    assert [folder.name for folder in versions] == ["1", "1"]
+    assert read_config(tmp_path / model).name == model
 
 
 def test_one_writer_at_a_time(stacked, tmp_path):
