@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -66,6 +66,13 @@ class Served:
         """Rows of a request. One number on both sides: dynamic int8 scales depend on the other rows of a batch."""
         return max(min(MOST, self.knobs.max_batch_size or MOST) // len(model_rows(rows.tokens[:1])), 1)
 
+    def requests_of(self, arrays: Mapping[str, np.ndarray]) -> Iterator[dict[str, np.ndarray]]:
+        """Rows of the model in requests of as many as the server takes: one row of the data may be more, with its choices."""
+        count = len(next(iter(arrays.values())))
+        step = self.knobs.max_batch_size or count
+        for start in range(0, count, step):
+            yield {name: values[start : start + step] for name, values in arrays.items()}
+
     @property
     def streams(self) -> int:
         """Sub-batches that an instance computes at the same time in a server on this machine."""
@@ -108,11 +115,15 @@ def compare_tokens(
     hop, rows = "local session -> Triton", data.validation.at(places)
     names = {field["name"] for field in client.config(served.name)["input"]}
 
+    def by_requests(forward: Forward) -> Forward:
+        return lambda encoding: np.concatenate([forward(part) for part in served.requests_of(encoding)])
+
+    @by_requests
     def remote(encoding: Encoding) -> np.ndarray:
         return client.infer(served.name, {key: values for key, values in encoding.items() if key in names})[LOGITS]
 
     with runs(hop):
-        reference = outputs_of(local, rows, data, workspace, "local session", served.most(rows))
+        reference = outputs_of(by_requests(local), rows, data, workspace, "local session", served.most(rows))
     candidate = outputs_of(remote, rows, data, workspace, "through the live server", served.most(rows))
     return compare_outputs(hop, served.bound, reference, candidate, rows)
 
@@ -131,7 +142,7 @@ def compare_texts(
     batched = partial(sub_batches, most_tokens=batch_tokens(served.knobs, served.runtime), streams=served.streams)
 
     def reference(start: int, end: int) -> np.ndarray:
-        logits = local_logits(local, rows, range(start, end), data.pad_id, batched)
+        logits = local_logits(local, rows, range(start, end), data.pad_id, batched, served.knobs.max_batch_size)
         return answers.expected(logits, rows.at(range(start, end)))
 
     def candidate(start: int, end: int) -> np.ndarray:
@@ -160,14 +171,18 @@ def as_sent(cells: tuple) -> Text:
 
 
 def local_logits(
-    local: Forward, rows: TokenRows, chosen: range, pad_id: int, batched: Callable[[list[int]], list[list[int]]]
+    local: Forward, rows: TokenRows, chosen: range, pad_id: int, batched: Callable[[list[int]], list[list[int]]], most: int
 ) -> np.ndarray:
-    """Logits (predictions, outputs) of rows in the sub-batches, made of lengths, in which the server computes one request."""
+    """Logits (predictions, outputs) of rows in the sub-batches, made of lengths, in which the server computes a request, of at
+    most so many rows (0: any number)."""
     logits: dict[int, np.ndarray] = {}
     if is_grouped(rows.tokens[0]):
         parts = model_rows([rows.tokens[row] for row in chosen])
         pairs = TokenRows(parts, np.zeros(len(parts)), rows.kind)
-        return local_logits(local, pairs, range(len(parts)), pad_id, batched).reshape(len(chosen), -1)
+        step = most or len(parts)
+        requests = [range(start, min(start + step, len(parts))) for start in range(0, len(parts), step)]
+        of_each = [local_logits(local, pairs, request, pad_id, batched, most) for request in requests]
+        return np.concatenate(of_each).reshape(len(chosen), -1)
     for batch in batched([len(rows.tokens[row]["input_ids"]) for row in chosen]):
         numbers = [chosen[place] for place in batch]
         logits |= zip(numbers, predictions_of(local, rows.tokens, numbers, pad_id, rows.labels), strict=True)

@@ -25,7 +25,7 @@ STAGES = [
     {"recover": {"method": "lora", "rank": 4, "modules": "all", "epochs": 4, "control": False, **FAST}},
     {"merge": None},
     {"export": None},
-    {"deploy": {"name": "served"}},
+    {"deploy": {"name": "served", "max_batch_size": 1}},  # fewer than a row has choices
     {"benchmark": {"batch": [1], "length": [16], "rounds": 6, **LEFT_OUT["benchmark"]}},
     {"report": None},
 ]  # fmt: skip

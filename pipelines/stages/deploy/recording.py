@@ -17,7 +17,7 @@ from serving.layout.text_outputs import PAIR, TEXT, TEXT_SUFFIX
 from serving.repository import read_config
 
 RECORDED = 16
-"""Rows, each a request."""
+"""Rows, each a request, or several if it is more rows of the model than one request may have."""
 
 
 def record_answers(served: Served, task: TaskConfig, data: Data, url: str) -> None:
@@ -36,8 +36,8 @@ def token_requests(served: Served, _: TaskConfig, data: Data, places: list[int])
     declared = {field.name: field.data_type for field in read_config(served.repository / served.name).input}
     types = {name: type_names()[number].removeprefix("TYPE_") for name, number in declared.items()}
     for place in places:
-        arrays = pad([data.validation.tokens[place]], data.pad_id)
-        yield [tensor(name, arrays[name], type_) for name, type_ in types.items()]
+        for arrays in served.requests_of(pad([data.validation.tokens[place]], data.pad_id)):
+            yield [tensor(name, arrays[name], type_) for name, type_ in types.items()]
 
 
 def type_names() -> dict[int, str]:
@@ -47,10 +47,12 @@ def type_names() -> dict[int, str]:
     return {number: name for name, number in DataType.items()}
 
 
-def text_requests(_: Served, task: TaskConfig, data: Data, places: list[int]) -> Iterator[Tensors]:
+def text_requests(served: Served, task: TaskConfig, data: Data, places: list[int]) -> Iterator[Tensors]:
     """Rows as texts."""
     split = read_task(task).validation
     for place in places:
         first, *others = texts if not isinstance(texts := as_sent(split.texts[place]), str) else (texts,)
         columns = {TEXT: [first] * max(len(others), 1), **({PAIR: others} if others else {})}
-        yield [tensor(name, np.array(column, dtype=object)[:, None], "BYTES") for name, column in columns.items()]
+        cells = {name: np.array(column, dtype=object)[:, None] for name, column in columns.items()}
+        for arrays in served.requests_of(cells):
+            yield [tensor(name, values, "BYTES") for name, values in arrays.items()]
