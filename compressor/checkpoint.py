@@ -209,6 +209,14 @@ def save_checkpoint(model: nn.Module, folder: Path, tokenizer_folder: Path) -> N
     save_file({**_plain_weights(model), **inserted}, folder / weights_file, metadata={"format": "pt"})
     if inserted:
         (folder / INSERTS_FILE).write_text(json.dumps(changes, indent=1, sort_keys=True) + "\n")
+    write_config(model, folder)
+    for name in (*TOKENIZER_FILES, GENERATION):
+        if (tokenizer_folder / name).is_file():
+            shutil.copyfile(tokenizer_folder / name, folder / name)
+
+
+def write_config(model: nn.Module, folder: Path) -> None:
+    """Write the config.json of a merged model, with its labels and the sizes that are left."""
     config = model.config.to_dict()
     config["architectures"] = [type(model).__name__]
     if sizes := per_layer_configs(model):
@@ -217,10 +225,7 @@ def save_checkpoint(model: nn.Module, folder: Path, tokenizer_folder: Path) -> N
         config |= {**sizes, **identity}
     config |= row_entry(row_of_model(model).model_type)
     config.pop("_name_or_path", None)
-    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-    for name in (*TOKENIZER_FILES, GENERATION):
-        if (tokenizer_folder / name).is_file():
-            shutil.copyfile(tokenizer_folder / name, folder / name)
+    (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
 def load(folder: Path | str, *, base: Path | str | None = None) -> nn.Module:

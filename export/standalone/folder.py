@@ -13,8 +13,9 @@ from typing import Any
 
 import onnx
 
+from compressor.checkpoint import write_config
 from compressor.errors import UserError
-from compressor.models.files.model_folder import GENERATION
+from compressor.models.files.model_folder import CONFIG, GENERATION
 from compressor.models.hub import TOKENIZER_FILES, Reference, reference_to
 from compressor.processor import weight_bits
 from compressor.tasks.features import pad, predict, torch_forward
@@ -71,9 +72,11 @@ def export_folder(
         _check_kind(loaded, precisions, engine, reference)
         write = write_generating if loaded.kind == "generation" else _write_classifier
         more = write(loaded, folder, precisions, fuse, limit, engine, reference_to(reference))
-        for name in (*TOKENIZER_FILES, "config.json", GENERATION):
+        for name in (*TOKENIZER_FILES, CONFIG, GENERATION):
             if (loaded.folder / name).is_file():
                 shutil.copyfile(loaded.folder / name, folder / name)
+        if loaded.of_state:  # that of its base knows neither labels nor sizes
+            write_config(loaded.model, folder)
         summary = {
             "model": reference,
             "kind": loaded.kind,

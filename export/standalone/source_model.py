@@ -41,8 +41,9 @@ Row = dict[str, list[int]]
 
 @dataclass
 class LoadedModel:
-    """A live model without chains, its folder, rows to try it on, the id that pads them, and what a user should know of it.
-    `kind` is that of its task (`compressor.models.tasks_table.HeadTask`)."""
+    """A live model without chains, the folder of its tokenizer, rows to try it on, the id that pads them, and what a user
+    should know of it. `kind` is that of its task (`compressor.models.tasks_table.HeadTask`); one `of_state` has no
+    config.json."""
 
     model: nn.Module
     kind: str
@@ -50,6 +51,7 @@ class LoadedModel:
     rows: list[Row]
     pad_id: int
     notes: list[str] = field(default_factory=list)
+    of_state: bool = False
 
 
 def find_model(reference: str) -> LoadedModel:
@@ -69,7 +71,7 @@ def find_model(reference: str) -> LoadedModel:
     if model.config.pad_token_id is None:
         model.config.pad_token_id = pad_id  # decoders look for the last token before it
     kind = BY_AUTO_CLASS[_auto_class(model.config).__name__].kind
-    return LoadedModel(model, kind, source, random_rows(model, tokenizer), pad_id, notes)
+    return LoadedModel(model, kind, source, random_rows(model, tokenizer), pad_id, notes, (folder / STATE_FILE).is_file())
 
 
 def _auto_class(config: PretrainedConfig) -> type:

@@ -12,9 +12,9 @@ from transformers import AutoModelForTokenClassification
 
 import export.standalone.folder
 from compressor import load
-from compressor.checkpoint import save_checkpoint
+from compressor.checkpoint import save_checkpoint, save_state
 from compressor.errors import CheckError, UserError
-from compressor.models.hub import reference_to
+from compressor.models.hub import build, reference_to, resolve
 from compressor.models.special_tokens import tokenizer_of
 from compressor.pruning.surgery import Removal, remove
 from compressor.tasks.features import torch_forward
@@ -66,6 +66,18 @@ def test_a_stock_folder_from_the_command_line(folders, tmp_path):
     assert all(told.items() <= notes(out / name).items() for name in ("model.onnx", "model_int8.onnx"))
     again = CliRunner().invoke(main, ["export", str(folders / "stock"), "--out", str(out)])
     assert again.exit_code == 2 and "E620" in again.stderr and "--force" in again.stderr
+
+
+def test_a_state_has_a_config_of_its_own(folders, tmp_path):
+    """Beside the exported files, for programs that read labels and sizes there: not that of the base."""
+    base, names = resolve(str(folders / "base")), ["bad", "fair", "good"]
+    model = build(base.folder, names)
+    remove(model, {0: Removal([1], [0, 5])})
+    save_state(model, tmp_path / "state", base=str(base.folder), base_sha256=base.sha256, label_names=names)
+    export_folder(str(tmp_path / "state"), tmp_path / "onnx", precisions=["fp32"])
+    config = json.loads((tmp_path / "onnx/config.json").read_text())
+    assert list(config["id2label"].values()) == names and config["architectures"] == ["CompressedBertForSequenceClassification"]
+    assert (tmp_path / "onnx/tokenizer.json").is_file()
 
 
 @pytest.mark.slow
