@@ -215,6 +215,13 @@ def test_a_time_needs_its_runtime(runtime, package, monkeypatch):
         targets.surroundings(Target(speedup=2.0, runtime=runtime))
 
 
+def test_what_this_machine_cannot_time_is_told_before_anything_is_trained(project, tmp_path, monkeypatch):
+    monkeypatch.setattr("export.runtimes.runtime.processor", lambda: {"instructions": ["avx2"]})
+    with pytest.raises(UserError, match=r"E904 .*stages\[3\].prune: OpenVINO computes in bf16 by .*, which this CPU lacks"):
+        run_pipeline(load_pipeline(project, ["prune-2.target.runtime=openvino", "prune-2.target.precision=bf16"]), tmp_path)
+    assert not list(tmp_path.rglob("tune-*"))
+
+
 @pytest.mark.slow
 def test_a_target_that_is_met_removes_nothing(project, tmp_path, tables, unmeasured, compress):
     settings = ("--set", "prune-2.target={flops: 0.9, length: 16}", "--until", "prune-2", "--out", tmp_path)

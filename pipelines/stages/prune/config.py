@@ -21,7 +21,15 @@ from pipelines.engine.stage import CountOrShare, Entry, Problem, Stage, StageCon
 from pipelines.file import limits
 from pipelines.stages.prune import prune_weights
 from pipelines.stages.prune.prune_weights import WeightsItem
-from pipelines.stages.prune.targets import ScoreSettings, Target, TargetSearch, closed_form, surroundings, widths
+from pipelines.stages.prune.targets import (
+    ScoreSettings,
+    Target,
+    TargetSearch,
+    closed_form,
+    surroundings,
+    timed_packages,
+    widths,
+)
 from pipelines.stages.training_config import DEFAULT_MODULES, merged_problems, on_of
 
 if TYPE_CHECKING:
@@ -293,9 +301,11 @@ def planned(search: TargetSearch, plan: Plan) -> Plan:
 
 
 def check_timed(target: Target, plan: Plan) -> None:
-    """Raises UserError E646 where the timed file would be another than the one `export` writes, E242 where it writes none."""
+    """Raises UserError E646 where the timed file would be another than the one `export` writes, E242 where it writes none; E901
+    and E904 where this machine cannot time it."""
     from compressor.models.hub import GENERATES, TEXT2TEXT, auto_class_of
 
+    timed_packages(target)
     if auto_class_of(plan.model) == TEXT2TEXT:
         what = f"a target of {target.goal} times an exported file, which there is none of a model from text to text"
         raise UserError("E242", what, "Give a target of flops or parameters, or what to remove")
