@@ -49,6 +49,9 @@ def test_deploy_takes_what_is_exported():
     assert problems(deploy, {"runtime": "openvino"}, entry(export)) == [("E725", ("runtime",))]
     only = entry(export, runtime="openvino", precision="fp32")
     assert problems(deploy, {"precision": "int8"}, only) == [("E725", ("precision",))]
+    both = entry(export, runtime=["onnxruntime", "openvino"], precision=["fp32", "fp16"])
+    assert problems(deploy, {"runtime": "openvino", "precision": "fp16"}, both) == [("E725", ("precision",))]
+    assert problems(deploy, {"runtime": "openvino", "precision": "fp32"}, both) == []
     assert problems(deploy, {}, only) == []
 
 

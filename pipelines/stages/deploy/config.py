@@ -170,6 +170,9 @@ def check(config: DeployConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]
     ]
     if files and not any(RUNTIMES[runtime].is_for(precision, config.device) for runtime, precision in files):
         yield _for_the_other_device(config, exports[-1])
+    if not files and config.runtime in exported.runtime and config.precision in exported.precision:
+        written = " or ".join(exported.precisions_of(config.runtime)) or "another runtime"
+        yield Problem("E725", f"{config.runtime} writes no {config.precision}", f"Use {written}", ("precision",))
 
 
 def _for_the_other_device(config: DeployConfig, export: Entry) -> Problem:
