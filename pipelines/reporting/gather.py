@@ -208,10 +208,13 @@ def control_record(measurements: Record, compressed: Record, key: str) -> Record
     control = measurements.get("control")
     if control is None:
         return None
-    difference, facts = compressed["quality"][key] - control["quality"][key], ("stage", "recoveries", "quality", "learned")
-    interval = compressed["control_interval"]
-    found = {name: control[name] for name in facts if name in control}
-    return {**found, "difference": difference, "difference_interval": interval}
+    return {**control_facts(control, compressed, key), "difference_interval": compressed["control_interval"]}
+
+
+def control_facts(control: Record, compressed: Record, key: str) -> Record:
+    """A recovery's control (its stage and metadata), and the main metric's difference of the compressed model from it."""
+    facts = {name: control[name] for name in ("stage", "recoveries", "quality", "learned") if name in control}
+    return {**facts, "difference": compressed["quality"][key] - control["quality"][key]}
 
 
 def trainable_rows(inputs: Inputs, dense_parameters: int) -> list[Record]:

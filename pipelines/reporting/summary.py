@@ -153,8 +153,10 @@ def quality_cell(record: Record, metric: Metric) -> str:
 
 def control_row(control: Record, compressed: Record, metric: Metric) -> Record:
     """Row of the main metric against the control, a PyTorch model as the dense one."""
-    low, high = control["difference_interval"]
-    change = f"{points(control['difference'])} ({points(low, '')} to {points(high, '')}): {verdict(low, high, 'the control')}"
+    change = points(control["difference"])
+    if "difference_interval" in control:
+        low, high = control["difference_interval"]
+        change += f" ({points(low, '')} to {points(high, '')}): {verdict(low, high, 'the control')}"
     cells = {"dense": quality_cell(control, metric), "compressed": quality_cell(compressed, metric)}
     return {"metric": f"{metric.name}, control ({control_words(control)})", **cells, "change": change}
 

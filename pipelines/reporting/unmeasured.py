@@ -12,8 +12,10 @@ from pipelines.engine.stage import Artifact, Inputs, Stage
 from pipelines.reporting.candidates import Record
 from pipelines.reporting.format import giga, points, scaled
 from pipelines.reporting.gather import (
+    control_facts,
     failure_notes,
     kept_notes,
+    measured_export,
     metric_facts,
     proof_notes,
     pruning,
@@ -26,8 +28,11 @@ from pipelines.reporting.gather import (
     unlearnt_notes,
 )
 from pipelines.reporting.generated import changed, difference_in_words, generated_record, scores_of
-from pipelines.reporting.summary import comparison_row, quality_cell, relative, trainable_row
+from pipelines.reporting.summary import comparison_row, control_row, control_words, quality_cell, relative, trainable_row
+from pipelines.reporting.words import apart_note, control_note
 from pipelines.stages.loading import density_of, load_model
+from pipelines.stages.recover.config import CONTROL
+from pipelines.stages.recover.control import control_of
 
 
 def gather_unmeasured(inputs: Inputs, stage: Stage, why: str) -> Record:
@@ -35,27 +40,34 @@ def gather_unmeasured(inputs: Inputs, stage: Stage, why: str) -> Record:
     are told."""
     metric = kind_for(inputs.task).metric
     last = inputs.nearest("model")
-    roles = {"dense": _record(inputs.dense, inputs), "compressed": _record(last, inputs)}
+    exported = measured_export(inputs)
+    apart = exported.metadata.get("apart") if exported else None
+    roles = {"dense": _record(inputs.dense, inputs), "compressed": _record(last, inputs, apart)}
     trainable = trainable_rows(inputs, roles["dense"]["tunable"])
     score = next(scores_of(last, inputs.dense, [metric.key])) if metric.of_texts else {}
+    control, length = _control(inputs, roles["compressed"], metric), str(inputs.task.max_length)
     return {
         **trained_facts(inputs),
-        "headline": _headline(roles, metric, score),
+        "headline": _headline(roles, metric, score, control),
         "notes": failure_notes(inputs)
         + unlearnt_notes(inputs)
+        + control_note(control, roles["compressed"], metric)
+        + apart_note(roles["compressed"], length)
         + teacher_notes(inputs)
         + kept_notes(inputs)
         + proof_notes(inputs)
         + [f"Latency was not measured: {why}."],
         "metric": metric_facts(inputs),
         "baseline": "dense",
+        "control": control,
         "deployed": last.entry,
         "summary": [
             _quality_row(roles, metric, score),
+            *([control_row(control, roles["compressed"], metric)] if control else []),
             *(trainable_row(row, roles["dense"]["tunable"]) for row in trainable),
             comparison_row(roles, "parameters", lambda row: row["parameters"], "{:,}".format, relative),
             comparison_row(roles, "non-zeros of the merged weights", lambda row: row["nonzeros"], "{:,}".format, relative),
-            comparison_row(roles, _flops_title(inputs), lambda row: row["flops"], giga, relative),
+            comparison_row(roles, f"FLOPs of a row of {length} tokens", lambda row: row["flops"][length], giga, relative),
         ],
         "trainable": trainable,
         "pruning": pruning(inputs, roles),
@@ -69,23 +81,33 @@ def gather_unmeasured(inputs: Inputs, stage: Stage, why: str) -> Record:
     }
 
 
-def _record(artifact: Artifact, inputs: Inputs) -> Record:
-    """Quality and sizes of one model; merged, so that its deltas do not count, unless that would fill what its masks hide."""
+def _control(inputs: Inputs, compressed: Record, metric: Metric) -> Record | None:
+    """The control of the last recovery. Its difference has no interval: the compressed model's
+    answers to each row are not kept."""
+    recovery = control_of(inputs.artifacts)
+    if recovery is None:
+        return None
+    return control_facts({"stage": recovery.entry, **recovery.metadata[CONTROL]}, compressed, metric.key)
+
+
+def _record(artifact: Artifact, inputs: Inputs, apart: dict[str, int] | None = None) -> Record:
+    """Quality and sizes of one model; merged, so that its deltas do not count, unless that would fill what its masks hide, or
+    they are exported `apart` (their parameters and multiply-adds per token)."""
+    apart = apart or {"parameters": 0, "macs": 0}
+    length = inputs.task.max_length
+    beside = 2 * length * apart["macs"]
     model = load_model(artifact, inputs.base)
     shape, density = shape_of(model), density_of(artifact, model)
     return {
         "quality": artifact.metadata["quality"],
-        "parameters": shape.parameters,
+        "parameters": shape.parameters + apart["parameters"],
         "tunable": shape.parameters - shape.inserted,
         "nonzeros": nonzeros(model if density else merge_all(model)),
         "density": density,
-        "flops": shape.flops(inputs.task.max_length),
+        "flops": {str(length): shape.flops(length) + beside},
+        "apart": {"parameters": apart["parameters"], "flops": {str(length): beside}},
         "layers": [{name: layer.units(name) for name in STRUCTURES} for layer in shape.layers],
     }
-
-
-def _flops_title(inputs: Inputs) -> str:
-    return f"FLOPs of a row of {inputs.task.max_length} tokens"
 
 
 def _quality_row(roles: dict[str, Record], metric: Metric, score: Record) -> Record:
@@ -96,11 +118,15 @@ def _quality_row(roles: dict[str, Record], metric: Metric, score: Record) -> Rec
     return {"metric": title, **cells, "change": changed(score) if metric.of_texts else points(compressed - dense)}
 
 
-def _headline(roles: dict[str, Record], metric: Metric, score: Record) -> str:
+def _headline(roles: dict[str, Record], metric: Metric, score: Record, control: Record | None) -> str:
     """The run in one sentence."""
     values = (roles[name]["quality"][metric.key] for name in ("compressed", "dense"))
     ours, theirs = (scaled(value, metric.scale, metric.unit) for value in values)
     sizes = f"{roles['compressed']['parameters']:,} of {roles['dense']['parameters']:,} parameters"
     difference = f", {difference_in_words(score)}," if "change" in score else ""
     number = f"{roles['compressed']['quality']['rows']:,} {'prompts' if metric.of_texts else 'rows'}"
-    return f"{sizes}, {metric.name} {ours} against {theirs} dense{difference} on {number}"
+    besides = ""
+    if control:
+        value = scaled(control["quality"][metric.key], metric.scale, metric.unit)
+        besides = f" and {value} of the control ({control_words(control)})"
+    return f"{sizes}, {metric.name} {ours} against {theirs} dense{difference}{besides} on {number}"

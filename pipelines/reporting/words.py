@@ -62,12 +62,14 @@ def control_note(control: Record | None, compressed: Record, metric: Metric) -> 
     """Note on the quality against the control, which shows what pruning costs: the recovery alone may gain more than that."""
     if control is None:
         return []
-    low, high = control["difference_interval"]
     on_labels = control.get("learned") == "labels"
     what = f"the dense model, trained {'further on the labels' if on_labels else 'as long as the recovered one'}"
+    change = f"Against the control ({what}) {metric.name} changes by {points(control['difference'])}"
+    if "difference_interval" not in control:
+        return [f"{change}; a benchmark tells the interval."]
+    low, high = control["difference_interval"]
     return [
-        f"Against the control ({what}) {metric.name} changes by "
-        f"{points(control['difference'])} (95 % interval {points(low, '')} to {points(high)}, paired over the same "
+        f"{change} (95 % interval {points(low, '')} to {points(high)}, paired over the same "
         f"{compressed['quality']['rows']:,} rows): {verdict(low, high, 'the control')}."
     ]
 

@@ -744,10 +744,20 @@ def test_without_a_benchmark_the_comparisons_of_files_are_told_all_the_same(tmp_
     sides = (("dense", np.full_like(logits, np.inf)), ("compressed", turned))
     results = [compare(f"{name}: PyTorch -> ONNX int8", "int8", logits, other, logits.argmax(axis=1)) for name, other in sides]
     exported = {"parity": [replace(one, gated=one.passed).to_json() for one in results]}
-    exported["files"] = {"compressed": {"onnxruntime": {"int8": {"weight_bits": 7}}}}
+    exported |= {
+        "files": {"compressed": {"onnxruntime": {"int8": {"weight_bits": 7}}}},
+        "apart": {"parameters": 500, "macs": 50},
+    }
     trained = {**STAGES["tune"][1], "merged": True}
     merged = {"merged": True, "quality": quality(0.86)}
-    made = {"tune": ("model", trained), "merge": ("model", merged), "export": ("onnx", exported)}
+    recovered = {**trained, "control": {"recoveries": ["recover"], "quality": quality(0.88)}}
+    made = {
+        "tune": ("model", trained),
+        "prune": ("model", merged),
+        "recover": ("model", recovered),
+        "merge": ("model", merged),
+        "export": ("onnx", exported),
+    }
     artifacts = tuple(
         Artifact(tmp_path / "merge", f"{entry}-0", kind, entry, entry, {}, facts) for entry, (kind, facts) in made.items()
     )
@@ -756,7 +766,15 @@ def test_without_a_benchmark_the_comparisons_of_files_are_told_all_the_same(tmp_
     (tmp_path / "out").mkdir()
     inputs = Inputs(base, task, 0, artifacts, artifacts[0], {"name": "tiny", "command": "", "product": ""}, threads=1)
     report_stage.STAGE.perform(report_stage.ReportConfig(), inputs, Folder(tmp_path / "out"))
-    told = load(tmp_path / "out")["notes"]
+    report = load(tmp_path / "out")
+    told, rows = report["notes"], {row["metric"]: row for row in report["summary"]}
+    # as with a benchmark: what the recovery would have gained without pruning, and what an unmerged delta costs
+    assert report["headline"].endswith("dense and 88.0 % of the control (dense, trained as long) on 800 rows")
+    assert report["control"]["difference"] == pytest.approx(-0.02) and "accuracy, control (dense, trained as long)" in rows
+    assert any("the control" in note and "−2.0 points; a benchmark tells the interval" in note for note in told)
+    sizes = {role: int(rows["parameters"][role].replace(",", "")) for role in ("dense", "compressed")}
+    assert sizes["compressed"] == sizes["dense"] + 500
+    assert any(note.startswith("The deltas are kept apart (merge: false): 500 parameters") for note in told)
     assert "ONNX Runtime int8 has weights of 7 bits: this processor has no VNNI, and products of 8 bits overflow." in told
     assert "dense: PyTorch -> ONNX int8 exceeds its bound: that file is a baseline here and is not deployed." in told
     assert any(note.startswith("compressed: PyTorch -> ONNX int8 passes, but 40 rows cannot rule out a loss") for note in told)
