@@ -144,17 +144,21 @@ def with_keys(error: UserError, pipeline: Pipeline, path: KeyPath) -> list[UserE
 
 
 def length_faults(pipeline: Pipeline, model: Path) -> Iterator[UserError]:
-    """E113 for every length that exceeds the absolute positions of the model in this folder."""
+    """E113 for every length that, with what is generated behind it, exceeds the absolute positions of the model in this
+    folder."""
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     most = row_of(config["model_type"]).most_tokens(config)
-    lengths = [((*path, "max_length"), task.max_length) for path, task in pipeline.all_tasks.items()]
+    lengths = [((*path, "max_length"), task.max_length, 0) for path, task in pipeline.all_tasks.items()]
+    kinds = [task.kind for task in pipeline.all_tasks.values()]
     for number, entry in enumerate(pipeline.stages):
+        behind = entry.row.behind(entry.config, kinds)
         for key, length in entry.row.lengths(entry.config):
-            lengths.append((pipeline.source.locate(("stages", number, entry.name, *key)), length))
-    for path, length in lengths:
-        if most is not None and length > most:
-            what = f"{length} tokens, where the model has positions for {most}"
-            yield UserError("E113", what, f"Use at most {most}", pipeline.source.where(path))
+            lengths.append((pipeline.source.locate(("stages", number, entry.name, *key)), length, behind))
+    for path, length, behind in lengths:
+        if most is not None and length + behind > most:
+            generated = f" and {behind} generated behind them" if behind else ""
+            what = f"{length} tokens{generated}, where the model has positions for {most}"
+            yield UserError("E113", what, f"Use at most {most - behind}", pipeline.source.where(path))
 
 
 def check_tokens(ready: Ready) -> None:

@@ -243,13 +243,13 @@ class Stage:
     function writes into `workspace.folder` and returns JSON metadata. `check` looks at the stage's place in the pipeline.
     `plan` updates the closed-form account of `--dry-run`. `reads_data` puts the data files' hashes into the fingerprint;
     where it depends on the config it is a function of it. `scores_tests`: it also measures quality on the task's files that
-    are only scored. `lengths` are the tokens per row in the config, by key, to be
-    compared with the model's positions. `beside` are the files and models that the config names. `with_tasks` validates the
-    config again, knowing whether the pipeline has many tasks, and the kind of each. `estimate` returns non-default values
-    (`pipelines.check.estimate.work`) of the `flops`, further `seconds`, bytes of `memory` and of `disk` that it takes, from
-    the closed forms after and before it and the account of the rows. `device` is what such a config computes on, CPU or CUDA.
-    `surroundings` are facts of this machine that affect
-    the result of such a config. If `optional`, a CheckError of `run` does not end the pipeline: it is a failure of the run,
+    are only scored. `lengths` are the tokens per row in the config, by key, to be compared with the model's positions, and
+    `behind` how many it generates behind each, by the kinds of the tasks. `beside` are the files and models that the config
+    names. `with_tasks` validates the config again, knowing whether the pipeline has many tasks, and the kind of each.
+    `estimate` returns non-default values (`pipelines.check.estimate.work`) of the `flops`, further `seconds`, bytes of `memory`
+    and of `disk` that it takes, from the closed forms after and before it and the account of the rows. `device` is what such a
+    config computes on, CPU or CUDA. `surroundings` are facts of this machine that affect the result of such a config. If
+    `optional`, a CheckError of `run` does not end the pipeline: it is a failure of the run,
     and later stages run without its artifact. In the metadata that `run` returns, `parity` are the records of its
     comparisons, and `failures` are failed checks ({"code", "what", "fix"}) that did not stop it: the run reports them, and
     ends with exit code 3.
@@ -273,6 +273,7 @@ class Stage:
     estimate: Callable[[Any, Plan, Plan, dict[str, Any]], dict[str, float]] = lambda config, plan, before, rows: {}
     with_tasks: Callable[[Any, bool, Sequence[str]], Iterable[Problem]] = one_task_only
     lengths: Callable[[Any], Iterable[tuple[tuple[str | int, ...], int]]] = lambda config: ()
+    behind: Callable[[Any, Sequence[str]], int] = lambda config, kinds: 0
     beside: NamedInputs = NamedInputs()
     device: Callable[[Any], str] = lambda config: CPU
     surroundings: Callable[[Any], dict[str, Any]] = lambda config: {}

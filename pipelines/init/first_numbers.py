@@ -19,6 +19,7 @@ from compressor.tasks.rows import Split
 from compressor.tasks.task_kind import kind_of
 from pipelines.init import defaults
 from pipelines.init.first_pipeline import Facts
+from pipelines.stages.benchmark.config import BenchmarkConfig, tokens_behind
 
 STEPS_FOR = 8_000
 """Least number of rows seen in a training: small data sets get more epochs."""
@@ -36,9 +37,7 @@ def max_length(splits: Mapping[str, Split], task: TaskConfig, folder: Path) -> t
 
     Raises UserError E213 if rows that may not be truncated are longer than the model's positions.
     """
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    most = row_of(config["model_type"]).most_tokens(config) or 8192
-    kind = kind_of(task.kind)
+    most, kind = _positions(folder), kind_of(task.kind)
     tokenizer = task_tokenizer(folder, kind)
     lengths = {role: tokens_of(tokenizer, split, kind.continues) for role, split in splits.items()}
     uncut = not kind.truncates
@@ -59,6 +58,16 @@ def max_length(splits: Mapping[str, Split], task: TaskConfig, folder: Path) -> t
         why = f"99 of 100 training rows have at most {usual}, the longest {counts[-1]}{marks}; more are cut off"
         why += f" ({cut:.1%} of the rows)"
     return length, sum(min(count, length) for count in counts) / len(counts), why
+
+
+def _positions(folder: Path) -> int:
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return row_of(config["model_type"]).most_tokens(config) or 8192
+
+
+def timed_length(length: int, kind: str, folder: Path) -> int:
+    """Tokens of the rows that a benchmark times: a decoder's leave room for those that are generated behind them."""
+    return min(length, _positions(folder) - tokens_behind(BenchmarkConfig(), [kind]))
 
 
 def has_places(folder: Path, kind: str) -> bool:

@@ -31,6 +31,7 @@ class Facts:
     text: Sequence[str]
     label: str
     max_length: int
+    timed_length: int
     sparse: bool
     epochs: int
     rows: int
@@ -258,5 +259,5 @@ def _export(facts: Facts) -> str:
       runtime: [{DEFAULT.key}]
 {served}
   # Quality, bytes, FLOPs and latency of every file, for so many rows of so many tokens
-  - benchmark: {{batch: [1, 8], length: [{facts.max_length}], rounds: 20}}
+  - benchmark: {{batch: [1, 8], length: [{facts.timed_length}], rounds: 20}}
 {report}"""

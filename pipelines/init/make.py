@@ -31,7 +31,7 @@ from pipelines.file.config import load_pipeline
 from pipelines.file.schema import schema_text
 from pipelines.init import defaults
 from pipelines.init.data_files import DataTable, Files, find_files, read_table, require_name, role_of
-from pipelines.init.first_numbers import STEPS_FOR, has_places, kept_share, max_length, time_of, used_rows
+from pipelines.init.first_numbers import STEPS_FOR, has_places, kept_share, max_length, time_of, timed_length, used_rows
 from pipelines.init.first_pipeline import Facts, pipeline_text
 from pipelines.init.guesses import Guess, guess, notes_on, unlabelled
 from pipelines.init.row_split import split_rows
@@ -127,7 +127,14 @@ def make(options: InitOptions, say: Say = lambda title, text: None) -> Made:
         kept = kept_share(options.rows, rows["train"])
         if kept:
             say("subset", f"{used_rows(kept, rows['train']):,} of {rows['train']:,} training rows, for a first run in minutes")
-        numbers = {"max_length": length, "sparse": has_places(model, guessed.kind), "rows": rows["train"], "kept": kept}
+        timed = timed_length(length, guessed.kind, model)
+        numbers = {
+            "max_length": length,
+            "timed_length": timed,
+            "sparse": has_places(model, guessed.kind),
+            "rows": rows["train"],
+            "kept": kept,
+        }
         facts = _facts(options, guessed, name, paths, scratch, numbers, why_length)
         _check_free(options, files, copies)
         plan = _write_and_check(facts, options, paths, scratch, model)

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from transformers import AutoModelForCausalLM
 
 from compressor import load
-from compressor.errors import CheckError
+from compressor.errors import CheckError, UserError
 from compressor.models.hub import GENERATES, auto_class_of
 from compressor.models.special_tokens import tokenizer_of
 from export.generation.greedy import open_generator
@@ -20,6 +20,7 @@ from export.latency.table import exported
 from export.runtimes.sessions import run as run_session
 from export.runtimes.sessions import session
 from pipelines.cli.commands import main
+from pipelines.engine.preflight import check_inputs
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
 from pipelines.runs.served import find_repository
@@ -90,6 +91,15 @@ def test_a_dry_run_knows_its_cost(project):
         (what, after) for what, _, after in run_pipeline(load_pipeline(project), project.parent, dry_run=True).plan.rows()
     )
     assert any(what.startswith("trainable in tune (head 0 apart)") for what in told) and told["parameters"]
+
+
+def test_tokens_behind_a_prompt_need_room_too(project):
+    """The model has positions for 64 tokens, and 16 are timed behind each prompt: told before anything is trained."""
+    longer = "benchmark.length=[16, 56]"
+    told = r"E113 .*benchmark.length.*: 56 tokens and 16 generated behind them, where the model has .* 64. Use at most 48"
+    with pytest.raises(UserError, match=told):
+        check_inputs(load_pipeline(project, [longer]))
+    assert check_inputs(load_pipeline(project, [longer, "benchmark.further_tokens=false"]))
 
 
 @pytest.mark.slow

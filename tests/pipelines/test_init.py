@@ -22,7 +22,7 @@ from pipelines.file.config import load_pipeline
 from pipelines.file.yaml_source import parse, read_yaml
 from pipelines.init import defaults
 from pipelines.init.data_files import find_files, is_header, read_table, role_of
-from pipelines.init.first_numbers import kept_share, used_rows
+from pipelines.init.first_numbers import kept_share, timed_length, used_rows
 from pipelines.init.first_pipeline import quoted
 from pipelines.init.guesses import guess, notes_on, unlabelled
 from pipelines.init.make import InitOptions, make
@@ -387,6 +387,19 @@ def test_the_file_passes_check_as_it_is(kind, tmp_path, models):
     assert valid(read_yaml(tmp_path / "pipeline.yaml").data)
     text = (tmp_path / "pipeline.yaml").read_text()
     assert "train: data/train" in text and max(map(len, text.splitlines())) < 200
+
+
+@pytest.mark.parametrize(
+    ("length", "kind", "model", "timed"),
+    [
+        (64, "generation", "gpt2", 48),
+        (40, "generation", "gpt2", 40),
+        (64, "classification", "bert", 64),
+        (64, "text2text", "t5", 64),
+    ],
+)
+def test_rows_that_a_benchmark_times_leave_room_for_what_is_generated(length, kind, model, timed, models):
+    assert timed_length(length, kind, models / model) == timed
 
 
 def test_every_line_of_keys_has_a_comment_near(tmp_path, models):

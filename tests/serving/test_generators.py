@@ -8,6 +8,7 @@ import sys
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import numpy as np
@@ -18,11 +19,12 @@ from transformers import PreTrainedTokenizerFast
 
 from compressor.checkpoint import save_checkpoint
 from compressor.errors import UserError
+from compressor.tasks import TaskConfig
 from export.generation.greedy import facts_of, open_generator, open_live
 from export.standalone.folder import export_folder
 from pipelines.cli.work.serve_work import request_of
 from pipelines.runs.served import Served
-from pipelines.stages.deploy.generating import local_text, served_answer, tokenizer_of_prompts
+from pipelines.stages.deploy.generating import compare_streamed, local_text, served_answer, tokenizer_of_prompts
 from serving.backend_files import BACKENDS
 from serving.deployment.answers import differences, read_answers, write_answers
 from serving.deployment.triton_control import Control
@@ -85,6 +87,20 @@ def test_special_tokens_of_a_prompt_are_read_as_in_training(exported, server):
     facts = vars(version_facts(facts_of(exported[0])["generation"], folder, "fp32"))
     tokenizer = tokenizer_of_prompts(folder)
     assert local_text(open_live(exported[0], "fp32"), tokenizer, prompt, facts, 6) == "".join(text)
+
+
+def test_prompts_that_leave_little_room_are_compared_with_fewer_tokens(exported, tmp_path, triton):
+    """Rows may fill all 128 positions with their targets."""
+    for name in ("train", "validation"):
+        rows = [{"prompt": " ".join(["w5"] * count), "target": "w6"} for count in (122, 127)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    files = {name: tmp_path / f"{name}.jsonl" for name in ("train", "validation")}
+    task = TaskConfig(kind="generation", text="prompt", label="target", max_length=128, **files)
+    inputs = SimpleNamespace(base=SimpleNamespace(folder=exported[1]), task=task, threads=1)
+    write_generator(tmp_path / "repository", "writer", *exported, threads=1)
+    answers = compare_streamed(tmp_path / "repository", "writer", exported[0], "fp32", inputs, tmp_path / "triton.log")
+    counts = [next(one["data"][0] for one in answer.outputs if one["name"] == "TOKENS") for answer in answers]
+    assert len(counts) == 2 and counts[0] <= 6 and counts[1] == 1
 
 
 def generate(server, text, **options):

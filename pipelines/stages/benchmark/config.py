@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_validator
@@ -87,6 +87,15 @@ def _not_for_cuda(export: Entry) -> Iterable[Problem]:
         yield Problem("E604", f"dynamic {' and '.join(odd)} would run partly on the CPU", fix, ("device",))
 
 
+def tokens_behind(config: BenchmarkConfig, kinds: Sequence[str]) -> int:
+    """Tokens that are timed one at a time behind a prompt of each length: of a decoder alone, on its cache."""
+    if "generation" not in kinds or not config.further_tokens or config.device != "cpu":
+        return 0
+    from export.latency.measure import TOKENS
+
+    return TOKENS
+
+
 FILES, SECONDS_A_FILE, SECONDS_OF_LIMITS, SECONDS_OF_PROFILE = 5, 6.0, 4.0, 0.5
 """Estimated number of measured files, and seconds to load each, to measure the machine's rates, and to load a file anew for its
 profile."""
@@ -148,4 +157,5 @@ STAGE = Stage(
     device=lambda config: config.device,
     surroundings=surroundings,
     lengths=lambda config: [(("length", place), length) for place, length in enumerate(config.length)],
+    behind=tokens_behind,
 )

@@ -62,8 +62,9 @@ def compare_streamed(
     live, answers = open_live(exported, precision, threads=inputs.threads), []
     with EmbeddedServer(repository, log_path=log) as server:
         for prompt in prompts_of(inputs.task):
-            expected = local_text(live, tokenizer, prompt, facts)
-            answer = served_answer(Control.at(server.url), f"{name}{TEXT_SUFFIX}", prompt)
+            most = min(TOKENS, facts["positions"] - len(ids_of(tokenizer, prompt)))
+            expected = local_text(live, tokenizer, prompt, facts, most)
+            answer = served_answer(Control.at(server.url), f"{name}{TEXT_SUFFIX}", prompt, most)
             (given,) = answer.outputs[0]["data"]
             answers.append(answer)
             if given != expected:
@@ -83,11 +84,18 @@ def tokenizer_of_prompts(folder: Path) -> PreTrainedTokenizerFast:
     return task_tokenizer(folder, kind_of("generation"))
 
 
+def ids_of(tokenizer: PreTrainedTokenizerFast, prompt: str) -> list[int]:
+    """The tokens of a prompt that is to be continued."""
+    from serving.backends.decoding import not_ended
+
+    return not_ended(tokenizer(prompt).encodings[0])
+
+
 def local_text(live: Any, tokenizer: PreTrainedTokenizerFast, prompt: str, facts: dict[str, Any], most: int = TOKENS) -> str:
     """The greedy continuation of at most `most` tokens, put together as the backend does."""
-    from serving.backends.decoding import Settings, Text, not_ended
+    from serving.backends.decoding import Settings, Text
 
-    ids = np.array([not_ended(tokenizer(prompt).encodings[0])])
+    ids = np.array([ids_of(tokenizer, prompt)])
     text, pieces = Text(tokenizer.backend_tokenizer, Settings(max_tokens=most), frozenset(facts["ends"])), []
     for token in generate(live, ids, np.ones_like(ids), most, ends=facts["ends"], pad=facts["pad_id"])[0].tolist():
         pieces.append(text.add(token))
@@ -96,9 +104,10 @@ def local_text(live: Any, tokenizer: PreTrainedTokenizerFast, prompt: str, facts
     return "".join(pieces)
 
 
-def served_answer(control: Control, model: str, prompt: str) -> Answer:
-    """What the server generates: TEXT first. Raises CheckError E610 with its reason where it refuses."""
-    asked = {TEXT: (prompt, "BYTES"), "MAX_TOKENS": (TOKENS, "INT32"), "STREAM": (False, "BOOL")}
+def served_answer(control: Control, model: str, prompt: str, most: int = TOKENS) -> Answer:
+    """What the server generates, at most so many tokens: TEXT first. Raises CheckError E610 with its reason where it
+    refuses."""
+    asked = {TEXT: (prompt, "BYTES"), "MAX_TOKENS": (most, "INT32"), "STREAM": (False, "BOOL")}
     try:
         given = control.generate(model, {name: value for name, (value, _) in asked.items()})
     except Refused as refusal:
