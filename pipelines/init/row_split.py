@@ -57,8 +57,9 @@ def split_rows(table: DataTable, share: float, guessed: Guess) -> tuple[DataTabl
         if drawn:
             what = f"each of the {len(drawn)} {noun}s drawn has a label that no other has"
         raise UserError("E130", what, "Give a larger --split, or a --validation file", str(table.path))
-    why = f"{share:.0%} of the {noun}s are set apart to validate"
-    sides = ([number for number in range(len(table.rows)) if (number in chosen) == apart] for apart in (False, True))
+    apart = sum(unit[0] in chosen for unit in drawn)
+    why = f"{apart / len(units):.0%} of the {noun}s are set apart to validate"
+    sides = ([number for number in range(len(table.rows)) if (number in chosen) == is_apart] for is_apart in (False, True))
     train, validation = (
         DataTable(table.path, [table.rows[number] for number in side], why, [table.lines[number] for number in side])
         for side in sides
@@ -75,13 +76,25 @@ def _units(texts: Sequence[Any]) -> list[list[int]]:
 
 
 def _drawn(units: list[list[int]], share: float, classes: Sequence[set[str]] | None) -> list[list[int]]:
-    """A random share of the units, of those of each class where there are `classes`; never all of them."""
+    """A random share of the units, of those of each class where there are `classes`; never all of one."""
     groups: dict[Any, list[list[int]]] = {}
     for unit in units:
         groups.setdefault(classes and frozenset(classes[unit[0]]), []).append(unit)
     draw = random.Random(0)
-    counts = {key: min(round(share * len(members)), len(members) - 1) for key, members in groups.items()}
-    return [unit for key, members in groups.items() for unit in draw.sample(members, counts[key])]
+    counts = _apportioned(share, [len(members) for members in groups.values()])
+    return [unit for members, count in zip(groups.values(), counts, strict=True) for unit in draw.sample(members, count)]
+
+
+def _apportioned(share: float, sizes: Sequence[int]) -> list[int]:
+    """Whole numbers near a share of each size, by largest remainders, so that their sum is that share of all: rounded each by
+    itself, small classes would give far more or nothing. At least one of each is left."""
+    exact = [share * size for size in sizes]
+    counts = [min(int(part), size - 1) for part, size in zip(exact, sizes, strict=True)]
+    able = [place for place, size in enumerate(sizes) if counts[place] < size - 1]
+    able.sort(key=lambda place: exact[place] - counts[place], reverse=True)
+    for place in able[: max(round(sum(exact)) - sum(counts), 0)]:
+        counts[place] += 1
+    return counts
 
 
 def _dispensable(drawn: list[list[int]], labels: Sequence[set[str]]) -> set[int]:

@@ -647,6 +647,17 @@ def test_every_label_keeps_a_training_row(tmp_path, kind):
         split_rows(alone, 0.5, guess(alone))
 
 
+@pytest.mark.parametrize(("classes", "each", "share", "count"), [(20, 3, 0.2, 12), (20, 3, 0.1, 6), (150, 24, 0.02, 72)])
+def test_many_small_classes_give_the_share_of_all_rows(classes, each, share, count, tmp_path):
+    """Rounded for each class alone these would be 20, none and none."""
+    rows = [f"a film of kind {one} and {row}\tc{one}" for one in range(classes) for row in range(each)]
+    (tmp_path / "rows.tsv").write_text("\n".join(["sentence\tlabel", *rows]) + "\n")
+    table = read_table(tmp_path / "rows.tsv")
+    train, validation = split_rows(table, share, guess(table, kind="classification"))
+    assert len(validation.rows) == count and f"{share:.0%} of the rows are set apart" in train.copy
+    assert len({row[-1] if isinstance(row, (list, tuple)) else row["label"] for row in train.rows}) == classes
+
+
 def test_the_questions_of_a_context_stay_on_one_side(tmp_path):
     answers = {"text": ["Carolina"], "answer_start": [12]}
     lines = [{"question": f"who {n}", "context": f"Denver beat Carolina {n // 5}", "answers": answers} for n in range(50)]
