@@ -151,17 +151,22 @@ def quality_of(artifacts: Mapping[str, Artifact], stages: Sequence[str]) -> Qual
     for stage in stages:
         metadata = artifacts[stage].metadata
         target = metadata.get("target", {})
-        qualities[stage] = _of_tasks(metadata["tasks"]) if "tasks" in metadata else _floats(metadata["quality"])
-        for file, facts in metadata.get("tests", {}).items():
-            qualities[stage] |= {f"{name}, {file}": value for name, value in _floats(facts).items()}
+        qualities[stage] = _of_tasks(metadata["tasks"]) if "tasks" in metadata else _every_file(metadata)
         qualities[stage] |= {name: target[name] for name in ("predicted", "measured") if name in target}
     return qualities
 
 
 def _of_tasks(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     main = [row["quality"][row["metric"]] for row in rows]
-    each = {f"{row['task']} {name}": value for row in rows for name, value in _floats(row["quality"]).items()}
+    each = {f"{row['task']} {name}": value for row in rows for name, value in _every_file(row).items()}
     return {MEAN_OF_TASKS: sum(main) / len(main), **each}
+
+
+def _every_file(facts: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics on the validation rows, and those on files that are only scored."""
+    tests = facts.get("tests", {}).items()
+    scored = {f"{name}, {file}": value for file, quality in tests for name, value in _floats(quality).items()}
+    return {**_floats(facts["quality"]), **scored}
 
 
 def _floats(facts: Mapping[str, Any]) -> dict[str, float]:

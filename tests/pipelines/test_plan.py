@@ -50,6 +50,17 @@ def test_the_papers_flops_count_what_a_method_adds(name, options, computes):
     assert (settings["rank"], settings["places"]) == computes
 
 
+@pytest.mark.parametrize(
+    ("shared", "told", "untold"), [("adapter", "bottleneck", {"alpha", "rank", "length"}), ("lora", "alpha", {"bottleneck"})]
+)
+def test_an_artifact_names_the_options_of_its_variant_alone(shared, told, untold):
+    model, options = tiny("bert"), Options(shared=shared)
+    apply(model, "propetl", options)
+    settings = settings_of(method_row("propetl"), options, model)
+    assert told in settings and not untold & (settings.keys() - {"rank"})
+    assert bool(settings["modules"]) == (shared == "lora"), "an adapter stands behind a sublayer, in no matrix"
+
+
 @pytest.mark.parametrize("keys", [{}, {"share": False}, {"shared": "lora", "rank": 4}, {"masks": "random"}], ids=str)
 def test_what_goes_on_of_propetl_are_its_prototypes(keys):
     """The scores of its masks are not stored: `same` behind it trains fewer parameters than it did."""

@@ -210,6 +210,10 @@ def test_quality_of_the_validation_rows_and_of_files_that_are_only_scored():
     metadata = {"quality": {"f1": 0.5, "rows": 9}, "tests": {"mm.tsv": {"f1": 0.25, "rows": 3}}, "target": {"measured": 2.0}}
     artifact = types.SimpleNamespace(metadata=metadata)
     assert quality_of({"tune": artifact}, ["tune"]) == {"tune": {"f1": 0.5, "f1, mm.tsv": 0.25, "measured": 2.0}}
+    one = {"task": "a", "metric": "f1", "quality": {"f1": 0.5}, "tests": {"mm.tsv": {"f1": 0.25, "rows": 9}}}
+    many = types.SimpleNamespace(metadata={"tasks": [one, {**one, "task": "b", "tests": {}}]})
+    expected = {"mean of tasks": 0.5, "a f1": 0.5, "a f1, mm.tsv": 0.25, "b f1": 0.5}
+    assert quality_of({"tune": many}, ["tune"]) == {"tune": expected}
 
 
 def test_the_pareto_front_by_hand():
