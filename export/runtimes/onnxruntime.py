@@ -347,28 +347,24 @@ def product(precision: str, size: int, threads: int) -> Callable[[], object]:
     return lambda: live.run(None, feeds)
 
 
-def plain_session(model: Path | bytes) -> InferenceSession:
+def plain_session(model: Path | onnx.ModelProto) -> InferenceSession:
     """A CPU session that runs a graph without optimizations: to distinguish faults of the file from those of the optimizer.
 
     Raises what ONNX Runtime raises (`Runtime.failures`): it is for files that `session` has opened before.
     """
     import onnxruntime
 
+    from export.graph.files import save
+
+    if not isinstance(model, Path):
+        with tempfile.TemporaryDirectory() as folder:  # a message would end at 2 GB
+            save(model, Path(folder, "model.onnx"))
+            return plain_session(Path(folder, "model.onnx"))
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 4
-    source = model if isinstance(model, bytes) else str(model)
-    return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
-
-
-def _plain_session_of(proto: onnx.ModelProto) -> InferenceSession:
-    """`plain_session` of a graph of any size: a message ends at 2 GB."""
-    from export.graph.files import save
-
-    with tempfile.TemporaryDirectory() as folder:
-        save(proto, Path(folder, "model.onnx"))
-        return plain_session(Path(folder, "model.onnx"))
+    return onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
 
 
 def emulated_session(path: Path) -> InferenceSession:
@@ -382,7 +378,7 @@ def emulated_session(path: Path) -> InferenceSession:
     from export.graph.half import emulated
 
     try:
-        return _plain_session_of(emulated(onnx.load(path)))
+        return plain_session(emulated(onnx.load(path)))
     except (OSError, ValueError, DecodeError, onnx.shape_inference.InferenceError, *RUNTIME.failures()) as error:
         reason = " ".join(str(error).split())[-160:]
         raise UserError("E602", f"not a readable ONNX file ({reason})", "Export the model again", str(path)) from error
@@ -399,6 +395,6 @@ def graph_values(path: Path, encoding: dict[str, np.ndarray]) -> list[np.ndarray
     names = [name for node in proto.graph.node for name in node.output if name]
     shown = {value.name for value in proto.graph.output}
     proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in shown)
-    session = _plain_session_of(proto)
+    session = plain_session(proto)
     values = session.run(None, feeds_of(session, encoding))
     return [value for value in values if isinstance(value, np.ndarray) and value.dtype == np.float32 and value.ndim == 3]

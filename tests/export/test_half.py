@@ -158,7 +158,7 @@ def test_bf16_is_rounded_at_every_step_in_the_emulation(made):
     casts = sum(node.op_type == "Cast" and node.attribute[0].i == TensorProto.BFLOAT16 for node in rounded.graph.node)
     assert casts > 20 and not any(one.data_type == TensorProto.BFLOAT16 for one in rounded.graph.initializer)
     want = torch_forward(model)(ROWS)
-    error = abs(run(plain_session(rounded.SerializeToString()), ROWS) - want).max()
+    error = abs(run(plain_session(rounded), ROWS) - want).max()
     finer = abs(run(session(paths["fp16"]), ROWS) - want).max()
     assert 4 * finer < error < BOUNDS["bf16"].difference
 

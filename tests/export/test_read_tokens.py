@@ -33,7 +33,7 @@ rows and heads in one axis."""
 
 def check_equal_where_read(graph: onnx.ModelProto, model: torch.nn.Module) -> None:
     """What the graph computes is what PyTorch does in rows whose first token is one (`PlainAttention`)."""
-    live, forward = plain_session(graph.SerializeToString()), torch_forward(model)
+    live, forward = plain_session(graph), torch_forward(model)
     for batch in batches():
         first = batch["attention_mask"][:, 0] == 1
         assert np.abs(live.run(None, feeds_of(live, batch))[0] - forward(batch))[first].max() < 1e-5
@@ -88,7 +88,7 @@ def test_what_is_made_of_such_a_graph_computes_the_same(architecture):
     assert can_fuse(model)
     for made in (for_cpu(graph), fused(graph, "cuda")):
         check_equal_where_read(made, model)
-    live, batch = plain_session(quantized_dynamic(for_cpu(graph)).SerializeToString()), encoding(3, 9)
+    live, batch = plain_session(quantized_dynamic(for_cpu(graph))), encoding(3, 9)
     want = torch_forward(model)(batch)
     assert np.abs(live.run(None, feeds_of(live, batch))[0] - want).max() < 0.1 * np.abs(want).max()
 
@@ -150,7 +150,7 @@ def test_states_that_something_else_reads_in_full_are_computed_in_full(also):
     onnx.checker.check_model(made, full_check=True)
     assert tokens_of(made) == {"first_product": "sequence", "second_product": 1}
     x = np.random.default_rng(1).normal(size=(2, 5, 4)).astype(np.float32)
-    for want, got in zip(*(plain_session(each.SerializeToString()).run(None, {"x": x}) for each in (graph, made)), strict=True):
+    for want, got in zip(*(plain_session(each).run(None, {"x": x}) for each in (graph, made)), strict=True):
         assert np.allclose(want, got, atol=1e-6)
 
 
@@ -175,7 +175,7 @@ def test_operators_within_a_token_are_narrowed_and_those_across_tokens_are_not()
     onnx.checker.check_model(made, full_check=True)
     assert tokens_of(made) == {"early": "sequence", "late": 1}
     x = np.random.default_rng(1).normal(size=(2, 5, 4)).astype(np.float32)
-    want, got = (plain_session(each.SerializeToString()).run(None, {"x": x})[0] for each in (graph, made))
+    want, got = (plain_session(each).run(None, {"x": x})[0] for each in (graph, made))
     assert np.allclose(want, got, atol=1e-6)
 
 
@@ -192,4 +192,4 @@ def test_a_slice_that_names_no_axes_gets_all_tokens():
     made = read_tokens(graph_of(nodes, {"read": ["batch", 4]}, constants, {"a": THREE, "b": rest, "c": rest}))
     assert tokens_of(made) == {"early": "sequence", "late": 1}
     x = np.random.default_rng(1).normal(size=(2, 5, 4)).astype(np.float32)
-    assert np.allclose(plain_session(made.SerializeToString()).run(None, {"x": x})[0], x[:, 1] @ W @ W, atol=1e-5)
+    assert np.allclose(plain_session(made).run(None, {"x": x})[0], x[:, 1] @ W @ W, atol=1e-5)

@@ -55,7 +55,7 @@ def operators(graph: onnx.ModelProto) -> Counter[str]:
 
 def check_equal(graph: onnx.ModelProto, model: torch.nn.Module) -> None:
     """What the graph computes without optimizations is what PyTorch does."""
-    live, forward = plain_session(graph.SerializeToString()), torch_forward(model)
+    live, forward = plain_session(graph), torch_forward(model)
     for batch in batches():
         assert np.abs(live.run(None, feeds_of(live, batch))[0] - forward(batch)).max() < 1e-5
 
@@ -105,7 +105,7 @@ def test_attention_in_int8_has_a_scale_for_each_column(plan):
     widths = [layer.heads * 8 * 3 for layer in layers_of(model)[:-1] if layer.heads]
     attentions = [node for node in graph.graph.node if node.op_type == "QAttention"]
     assert [stored[node.input[4]].shape for node in attentions] == [(width,) for width in widths]
-    live = plain_session(graph.SerializeToString())
+    live = plain_session(graph)
     for batch in batches():
         want = torch_forward(model)(batch)
         assert np.abs(live.run(None, feeds_of(live, batch))[0] - want).max() < 0.1 * np.abs(want).max()
@@ -141,7 +141,7 @@ def test_two_norms_of_one_sum_are_separated_once():
     made = separate_residuals(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10))
     onnx.checker.check_model(made, full_check=True)
     assert operators(made) == {"Add": 1, "Reshape": 1, "LayerNormalization": 2}
-    y, z = plain_session(made.SerializeToString()).run(None, {"x": np.arange(8, dtype=np.float32).reshape(1, 2, 4)})
+    y, z = plain_session(made).run(None, {"x": np.arange(8, dtype=np.float32).reshape(1, 2, 4)})
     assert np.array_equal(2 * y, z) and np.abs(y).max() > 1
 
 
