@@ -129,9 +129,8 @@ def _hub_folder(reference: str) -> Path:
 
 
 def _digest(folder: Path, sha256: Callable[[Path], str] = sha256_of) -> str:
-    """sha256 over the names and contents of config, tokenizer and all weights, of the weights' index if there is one, of
-    generation_config.json if other tokens end a text there than in the config, and of the architecture's row if it is
-    not built in.
+    """sha256 over the names and contents of config, tokenizer and all weights, of the weights' index if there is one, and the
+    architecture's row if it is not built in.
 
     Raises UserError E304 for an index that is damaged.
     """
@@ -141,8 +140,6 @@ def _digest(folder: Path, sha256: Callable[[Path], str] = sha256_of) -> str:
         shards = weight_names(folder)
     if not (folder / WEIGHTS).is_file():
         names |= {INDEX, *shards}
-    if _ends_apart(folder):
-        names.add(GENERATION)
     for name in sorted(name for name in names if (folder / name).is_file()):
         digest.update(f"{name}\0{sha256(folder / name)}\n".encode())
     if (folder / CONFIG).is_file():
@@ -151,15 +148,15 @@ def _digest(folder: Path, sha256: Callable[[Path], str] = sha256_of) -> str:
     return digest.hexdigest()
 
 
-def _ends_apart(folder: Path) -> bool:
-    """Whether generation_config.json names other end tokens than config.json. (Hashed only then: most say the same twice, and a
-    delta stays with its base when such a file is added.)"""
-    if not ((folder / GENERATION).is_file() and (folder / CONFIG).is_file()):
-        return False
+def further_ends(folder: Path) -> list[int]:
+    """The tokens that end a text by the folder's generation_config.json, if they are others than by its config; no part of the
+    base's digest: a delta fits it whatever ends a text. Raises UserError E304."""
+    if not (folder / GENERATION).is_file():
+        return []
     with door("E304", "the folder", str(folder)):
-        ends = [read_json(folder / name).get("eos_token_id") for name in (GENERATION, CONFIG)]
-    said, known = (end if isinstance(end, list) else [end] for end in ends)
-    return said != [None] and said != known
+        ends = [read_json(folder / GENERATION).get("eos_token_id"), config_of(folder).eos_token_id]
+    said, known = ({end} if isinstance(end, int) else set(end or ()) for end in ends)
+    return sorted(said) if said != known else []
 
 
 def build(folder: Path, label_names: list[str], seed: int = 0, auto_class: str = SEQUENCES) -> nn.Module:

@@ -22,6 +22,15 @@ def save(proto: onnx.ModelProto, path: Path, limit: int = SINGLE_FILE_LIMIT) -> 
     onnx_ir.save(program, path, external_data=f"{path.name}.data")
 
 
+def with_every_value(path: Path) -> onnx.ModelProto:
+    """A stored graph that also gives out every value it computes on the way."""
+    proto = onnx.load(path)
+    names = [name for node in proto.graph.node for name in node.output if name]
+    shown = {value.name for value in proto.graph.output}
+    proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in shown)
+    return proto
+
+
 def carry_over(graph: onnx.ModelProto, made: onnx.ModelProto) -> None:
     """Copy the metadata of `graph` to a graph that was made of it: not every converter keeps them."""
     present = {note.key for note in made.metadata_props}

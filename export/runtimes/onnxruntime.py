@@ -61,7 +61,14 @@ class OnnxRuntime(Runtime):
         return BoundBatch(session, feeds, device)
 
     def values(self, path: Path, encoding: dict[str, np.ndarray]) -> list[np.ndarray]:
-        return graph_values(path, encoding)
+        import numpy as np
+
+        from export.graph.files import with_every_value
+        from export.runtimes.feeds import feeds_of
+
+        plain = plain_session(with_every_value(path))
+        every = plain.run(None, feeds_of(plain, encoding))
+        return [value for value in every if isinstance(value, np.ndarray) and value.dtype == np.float32 and value.ndim == 3]
 
     def profile(
         self, path: Path, encoding: dict[str, np.ndarray], threads: int | None, *, warm: int, passes: int
@@ -262,8 +269,8 @@ def open_session(
         UnicodeDecodeError,  # its message quotes a name in the file, which need not be UTF-8
     ) as error:
         # "[ONNXRuntimeError] : 7 : INVALID_PROTOBUF : Load model from PATH failed:REASON", the cause last
-        reason = str(error).split(" : ", 3)[-1].removeprefix(f"Load model from {path} failed:")[-160:].strip(" .")
-        raise UserError("E602", f"not a readable ONNX file ({reason})", "Export the model again", str(path)) from error
+        reason = str(error).split(" : ", 3)[-1].removeprefix(f"Load model from {path} failed:").strip(" .")
+        raise _unreadable(path, reason) from error
     if session.get_providers()[0] != provider:
         # ONNX Runtime would silently fall back to the CPU
         raise UserError(
@@ -272,6 +279,11 @@ def open_session(
             "Install the extra gpu (and not cpu) with a driver that fits, or use device: cpu",
         )
     return session
+
+
+def _unreadable(path: Path, reason: object) -> UserError:
+    short = " ".join(str(reason).split())[-160:]
+    return UserError("E602", f"not a readable ONNX file ({short})", "Export the model again", str(path))
 
 
 def check_swapped(path: Path, swapped: Mapping[str, np.ndarray]) -> None:
@@ -284,7 +296,7 @@ def check_swapped(path: Path, swapped: Mapping[str, np.ndarray]) -> None:
     try:
         graph = onnx.load(path, load_external_data=False).graph
     except (OSError, DecodeError) as error:
-        raise UserError("E602", f"not a readable ONNX file ({error})", "Export the model again", str(path)) from error
+        raise _unreadable(path, error) from error
     stored = {tensor.name: tensor for tensor in graph.initializer}
     for name, values in swapped.items():
         tensor = stored.get(name)
@@ -369,32 +381,17 @@ def plain_session(model: Path | onnx.ModelProto) -> InferenceSession:
 
 def emulated_session(path: Path) -> InferenceSession:
     """A session on the CPU that computes what a bf16 file says: ONNX Runtime has no such kernels there (`half.emulated`).
-
-    Raises UserError E602 where the file is missing or damaged.
-    """
+    Raises UserError E602 where the file is missing or damaged."""
     import onnx
     from google.protobuf.message import DecodeError
 
     from export.graph.half import emulated
 
     try:
-        return plain_session(emulated(onnx.load(path)))
-    except (OSError, ValueError, DecodeError, onnx.shape_inference.InferenceError, *RUNTIME.failures()) as error:
-        reason = " ".join(str(error).split())[-160:]
-        raise UserError("E602", f"not a readable ONNX file ({reason})", "Export the model again", str(path)) from error
-
-
-def graph_values(path: Path, encoding: dict[str, np.ndarray]) -> list[np.ndarray]:
-    """Every float value with three axes that the graph computes from `encoding`, in order, without graph optimizations."""
-    import numpy as np
-    import onnx
-
-    from export.runtimes.feeds import feeds_of
-
-    proto = onnx.load(path)
-    names = [name for node in proto.graph.node for name in node.output if name]
-    shown = {value.name for value in proto.graph.output}
-    proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in shown)
-    session = plain_session(proto)
-    values = session.run(None, feeds_of(session, encoding))
-    return [value for value in values if isinstance(value, np.ndarray) and value.dtype == np.float32 and value.ndim == 3]
+        proto = emulated(onnx.load(path))
+    except (OSError, ValueError, DecodeError, onnx.shape_inference.InferenceError) as error:
+        raise _unreadable(path, error) from error
+    try:
+        return plain_session(proto)
+    except RUNTIME.failures() as error:
+        raise _unreadable(path, error) from error

@@ -6,7 +6,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from compressor.models.hub import further_ends
 from compressor.tasks import ending, named_files
+from compressor.tasks.task_kind import kind_of
 from compressor.training.processes import launched
 from pipelines.engine.environment import accelerator, package_versions, product
 from pipelines.engine.invocation import Run
@@ -63,6 +65,8 @@ def fingerprint_of(run: Run, number: int, earlier: Sequence[Artifact]) -> str:
     }
     named = {key: content[str(path)] for key, path in stage.beside.files_of(entry.config).items()}
     named |= {key: model.sha256 for key, model in run.ready.models_of(entry).items()}
+    kinds = [task.kind for task in run.pipeline.all_tasks.values()]
+    ends = further_ends(inputs.base.folder) if any(kind_of(kind).generates for kind in kinds) else []
     # torch gives different bits on a GPU
     card = accelerator() if "torch" in stage.packages else None
     return fingerprint(
@@ -84,6 +88,8 @@ def fingerprint_of(run: Run, number: int, earlier: Sequence[Artifact]) -> str:
             # sums over processes round differently, and each draws its own masks of dropout
             **({"processes": launched()} if stage.trains and launched() > 1 else {}),
             **stage.surroundings(entry.config),
+            **stage.corrected(entry.config, kinds),
+            **({"ends": ends} if ends else {}),
         }
     )
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from compressor.digests import Mark, mark_of, sha256_of
 from compressor.errors import UserError
-from compressor.models.files.model_folder import GENERATION, TOKENIZER_FILES
-from compressor.models.hub import _digest
+from compressor.models.hub import TOKENIZER_FILES, _digest
 from pipelines.engine.preflight import Ready
 from pipelines.engine.stage import BaseModelReference
 
@@ -65,7 +64,7 @@ class Originals:
     def _files(self) -> Iterator[Path]:
         yield from self._ready.data
         for folder in (model.folder for model in self._models()):
-            yield from (folder / name for name in ("config.json", *TOKENIZER_FILES, GENERATION))
+            yield from (folder / name for name in ("config.json", *TOKENIZER_FILES))
             yield from sorted({*folder.glob("*.safetensors"), *folder.glob("*.safetensors.index.json")})
 
 

@@ -151,9 +151,17 @@ def quality_cell(record: Record, metric: Metric) -> str:
     return f"{scaled(value, metric.scale, metric.unit)} ({between}){metric.aside(value)}"
 
 
+def change_of(difference: float, metric: Metric) -> str:
+    """A difference of a metric: in points, but of texts as their metric is printed, '+0.30' of NIST."""
+    if not metric.of_texts:
+        return points(difference)
+    sign = "−" if difference < 0 else "+"
+    return f"{sign}{scaled(abs(difference), metric.scale)}"
+
+
 def control_row(control: Record, compressed: Record, metric: Metric) -> Record:
     """Row of the main metric against the control, a PyTorch model as the dense one."""
-    change = points(control["difference"])
+    change = change_of(control["difference"], metric)
     if "difference_interval" in control:
         low, high = control["difference_interval"]
         change += f" ({points(low, '')} to {points(high, '')}): {verdict(low, high, 'the control')}"

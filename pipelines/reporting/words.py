@@ -19,7 +19,7 @@ from pipelines.reporting.format import (
     smaller,
     verdict,
 )
-from pipelines.reporting.summary import control_words, is_pruned, speedup
+from pipelines.reporting.summary import change_of, control_words, is_pruned, speedup
 from pipelines.stages.training_plan import PASSES_OF_LABELS
 
 
@@ -64,9 +64,9 @@ def control_note(control: Record | None, compressed: Record, metric: Metric) -> 
         return []
     on_labels = control.get("learned") == "labels"
     what = f"the dense model, trained {'further on the labels' if on_labels else 'as long as the recovered one'}"
-    change = f"Against the control ({what}) {metric.name} changes by {points(control['difference'])}"
+    change = f"Against the control ({what}) {metric.name} changes by {change_of(control['difference'], metric)}"
     if "difference_interval" not in control:
-        return [f"{change}; a benchmark tells the interval."]
+        return [f"{change}." if metric.of_texts else f"{change}; a benchmark tells the interval."]
     low, high = control["difference_interval"]
     return [
         f"{change} (95 % interval {points(low, '')} to {points(high)}, paired over the same "

@@ -83,9 +83,10 @@ class JobMaker:
 
 
 def _inputs_of(pipeline: Pipeline) -> str:
-    """What decides whether the models and data of a pipeline fit it: of its stages the lengths, and the configs of those that
-    name files or models of their own."""
-    lengths = [list(entry.row.lengths(entry.config)) for entry in pipeline.stages]
+    """What decides whether the models and data of a pipeline fit it: of its stages the lengths and what is generated behind
+    them, and the configs of those that name files or models of their own."""
+    kinds = [task.kind for task in pipeline.all_tasks.values()]
+    lengths = [(list(entry.row.lengths(entry.config)), entry.row.behind(entry.config, kinds)) for entry in pipeline.stages]
     named = [
         entry.config
         for entry in pipeline.stages

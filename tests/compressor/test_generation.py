@@ -21,7 +21,7 @@ from compressor.deltas.links import merged_copy
 from compressor.errors import UserError, UserErrors
 from compressor.methods import Options, apply
 from compressor.models.architectures import ARCHITECTURES
-from compressor.models.hub import GENERATES, build, head_names, resolve, weightless_model
+from compressor.models.hub import GENERATES, build, further_ends, head_names, resolve, weightless_model
 from compressor.models.special_tokens import padding_id
 from compressor.pruning.prices import prices_of
 from compressor.pruning.scores import loss_scores, random_scores
@@ -192,15 +192,17 @@ def test_the_model_and_its_tokenizer_end_a_text_alike(tmp_path):
 
 
 def test_more_tokens_that_end_a_text_stay_with_the_model(tmp_path):
-    """As chat models have them: through a checkpoint, and in the digest, but only where config.json does not say the same."""
+    """As chat models have them: through a checkpoint, and told where config.json does not say the same. The digest, by which a
+    delta finds its base, is that of the weights."""
     base = write_model(tmp_path / "base", "llama", auto=GENERATES, eos_token_id=3)
-    own, digests = base / "generation_config.json", []
-    for ends in ("{}", '{"eos_token_id": 3}', '{"eos_token_id": [3, 7]}'):
+    own, digests, told = base / "generation_config.json", set(), []
+    for ends in ("{}", '{"eos_token_id": 3}', '{"eos_token_id": [3]}', '{"eos_token_id": [7, 3]}'):
         own.write_text(ends)
-        digests.append(resolve(str(base)).sha256)
-    assert digests[0] == digests[1] != digests[2]
+        digests.add(resolve(str(base)).sha256)
+        told.append(further_ends(base))
+    assert len(digests) == 1 and told == [[], [], [], [3, 7]]
     save_checkpoint(build(base, [], auto_class=GENERATES), tmp_path / "merged", base)
-    assert load(tmp_path / "merged").generation_config.eos_token_id == [3, 7]
+    assert load(tmp_path / "merged").generation_config.eos_token_id == [7, 3]
     (tmp_path / "merged/generation_config.json").write_text('{"eos_token_id": [3,')
     with pytest.raises(UserError, match=r"E305 .*generation_config.json"):
         load(tmp_path / "merged")

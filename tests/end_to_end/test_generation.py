@@ -102,6 +102,18 @@ def test_tokens_behind_a_prompt_need_room_too(project):
     assert check_inputs(load_pipeline(project, [longer, "benchmark.further_tokens=false"]))
 
 
+def test_stages_are_made_anew_where_other_tokens_end_a_text(project):
+    """generation_config.json decides where the deployed model stops."""
+    own = project.parent / "model/generation_config.json"
+    before, end = own.read_bytes(), json.loads((project.parent / "model/config.json").read_text())["eos_token_id"]
+    made = []
+    for ends in (end, [end, 7], [7, end]):
+        own.write_text(json.dumps({"eos_token_id": ends}))
+        made.append(run_pipeline(load_pipeline(project), project.parent / "runs", until="select").artifacts["select"].id)
+    own.write_bytes(before)
+    assert made[0] != made[1] == made[2]
+
+
 @pytest.mark.slow
 def test_every_hop_is_proven_and_verified_again(run):
     exported, merged = run.artifacts["export"].metadata, run.artifacts["merge"].metadata["quality"]

@@ -18,7 +18,7 @@ from compressor.models.hub import build, reference_to, resolve
 from compressor.models.special_tokens import tokenizer_of
 from compressor.pruning.surgery import Removal, remove
 from compressor.tasks.features import torch_forward
-from export.runtimes.onnxruntime import graph_values
+from export.runtimes.onnxruntime import RUNTIME
 from export.runtimes.sessions import run, session
 from export.runtimes.tensorrt import profile_of
 from export.standalone.folder import SCRATCH, export_folder, prove, replacing, require_free
@@ -97,7 +97,7 @@ def test_a_pruned_checkpoint_and_force(folders, tmp_path):
     rows["token_type_ids"] = np.zeros_like(rows["input_ids"])
     expected = torch_forward(load(folders / "pruned"))(rows)
     assert abs(run(session(out / "model.onnx"), rows) - expected).max() < 1e-5
-    assert graph_values(out / "model.onnx", rows)
+    assert RUNTIME.values(out / "model.onnx", rows)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import torch
 from compressor.pruning import scores as functions
 from compressor.pruning_criteria import LOSS_POWER, SUMS, Criterion
 from compressor.tasks.data import Data, tensor_batches
-from pipelines.stages.prune.config import PruneItem
+from pipelines.stages.prune.config import STAGE, PruneConfig, PruneItem
 from pipelines.stages.prune.remove_units import score
 from tests.compressor.conftest import tiny, tuned
 from tests.pipelines.test_precision import rows_of
@@ -40,3 +40,13 @@ def test_every_criterion_has_scores_of_its_own(structure):
         assert not any(torch.equal(found, other) for other in seen), criterion
         seen.append(found)
     assert len(seen) == len(SUMS) + len(LOSS_POWER) + 2
+
+
+def test_what_was_scored_otherwise_before_is_made_again():
+    """Of the criteria by the loss, where a row has choices, alone."""
+    made = {
+        name: PruneConfig(items=[{"structure": "heads", "criterion": name, "remove": 1}])
+        for name in ("taylor", "fisher", "delta")
+    }
+    found = {(name, kind): STAGE.corrected(of, [kind]) for name, of in made.items() for kind in ("choices", "regression")}
+    assert {key for key, again in found.items() if again} == {("taylor", "choices"), ("fisher", "choices")}

@@ -63,7 +63,7 @@ def run(
         for path, check, _ in files:
             if path is not None:
                 check(path, to, names)
-        if kserve is not None:
+        if kserve is not None and not rollback:
             check_precisions(served.repository, names)
         gpu = needs_gpu(served.repository, names)
         target = Target.at(to, create=not rollback)

@@ -15,7 +15,7 @@ from compressor.account import Plan
 from compressor.errors import UserError
 from compressor.methods import method
 from compressor.models.modules import MODULES, STRUCTURES, Modules
-from compressor.pruning_criteria import SUMS, Criterion, Structure
+from compressor.pruning_criteria import LOSS_POWER, SUMS, Criterion, Structure
 from export.runtimes.runtime_registry import RUNTIMES
 from pipelines.engine.stage import CountOrShare, Entry, Problem, Stage, StageConfig
 from pipelines.file import limits
@@ -336,12 +336,19 @@ def estimate(config: PruneConfig, plan: Plan, before: Plan, rows: dict[str, Any]
 
 
 def _surroundings(config: PruneConfig) -> dict[str, Any]:
-    """Where the result depends on this machine, what of it; what an earlier version computed otherwise is made again."""
+    """Where the result depends on this machine, what of it."""
     timed = config.search is not None and config.search.target.timed
-    criteria = [item.criterion for item in config.items] + list(config.search.criteria.values() if config.search else ())
-    # once scored by Σ|W + ΔW|
-    again = {"reconstruction": 2} if "reconstruction" in criteria else {}
-    return {**(surroundings(config.search.target) if timed else {}), **again}
+    return surroundings(config.search.target) if timed else {}
+
+
+def corrected(config: PruneConfig, kinds: Sequence[str]) -> dict[str, Any]:
+    """What an earlier version computed otherwise: `reconstruction` by Σ|W + ΔW|; of rows with choices the loss of each pair."""
+    criteria = {item.criterion for item in config.items} | set(config.search.criteria.values() if config.search else ())
+    of_choices = "choices" in kinds and criteria & LOSS_POWER.keys()
+    return {
+        **({"reconstruction": 2} if "reconstruction" in criteria else {}),
+        **({"choices": 2} if of_choices else {}),
+    }
 
 
 STAGE = Stage(
@@ -352,7 +359,7 @@ STAGE = Stage(
     accepts=("model",),
     packages=("torch", "transformers", "tokenizers", "torch-pruning"),
     run="pipelines.stages.prune.run:run",
-    version=12,
+    version=11,
     removes=True,
     outcome="pruned",
     check=check,
@@ -361,4 +368,5 @@ STAGE = Stage(
     uses_dense=True,
     lengths=lengths,
     surroundings=_surroundings,
+    corrected=corrected,
 )

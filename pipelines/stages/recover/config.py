@@ -244,9 +244,9 @@ def rate_of_labels(config: RecoverConfig, before: str) -> float:
     return method(before if config.method == "same" else config.method).rate(config)
 
 
-def _earlier_version(config: RecoverConfig) -> dict[str, Any]:
-    """What an earlier version computed otherwise, and is made again: a control that learned labels at any given rate, a second
-    adapter at a norm, which hid the first."""
+def corrected(config: RecoverConfig, _: Sequence[str] = ()) -> dict[str, Any]:
+    """What an earlier version computed otherwise: a control that learned labels at any given rate, a second adapter at a norm,
+    which hid the first."""
     of_labels = config.control and config.unlabelled and config.teacher is None and config.learning_rate is not None
     higher = of_labels and (config.method == "same" or config.learning_rate > rate_of_labels(config, config.method))
     at_norms = config.method == "adapter" and config.placement == "adapterhub"
@@ -267,7 +267,7 @@ STAGE = Stage(
     scores_tests=True,
     trains=True,
     outcome="recovered",
-    surroundings=_earlier_version,
+    corrected=corrected,
     run="pipelines.stages.recover.run:run",
     check=check,
     plan=plan,

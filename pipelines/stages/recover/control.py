@@ -41,7 +41,7 @@ from pipelines.reporting.format import scaled
 from pipelines.stages.generated_texts import score_model, with_scores
 from pipelines.stages.loading import judge_rows, load_model, score_tests
 from pipelines.stages.once import once
-from pipelines.stages.recover.config import CONTROL, STAGE, RecoverConfig, rate_of_labels
+from pipelines.stages.recover.config import CONTROL, STAGE, RecoverConfig, corrected, rate_of_labels
 from pipelines.stages.recover.lessons import Lessons
 from pipelines.stages.recover.preparing import prepare, teaching
 from pipelines.stages.training_plan import PASSES_OF_LABELS
@@ -124,6 +124,7 @@ class ControlTraining:
         return fingerprint(
             {
                 "version": STAGE.version,
+                **corrected(self.config),
                 "config": self.config.model_dump(mode="json", exclude={"id", "control", "texts", "teacher"}, exclude_none=True),
                 "start": [digest(inputs.dense), inputs.base.sha256, start, self.before],
                 "rows": hashlib.sha256(json.dumps([rows, positions]).encode()).hexdigest(),
