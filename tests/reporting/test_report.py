@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import reduce
 from html.parser import HTMLParser
 from operator import getitem
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from pipelines.engine.stage import Artifact, BaseModelReference, Inputs, Stage, 
 from pipelines.reporting.figures import figures, share_by_bin
 from pipelines.reporting.format import Speed, faster, gain, points, significant, smaller, verdict
 from pipelines.reporting.render import to_html, to_markdown
-from pipelines.reporting.summary import latency_row
+from pipelines.reporting.summary import change_of, latency_row
 from pipelines.reporting.tables import tables
 from pipelines.reporting.words import aimed
 from pipelines.stages.benchmark.run import cost_of
@@ -788,3 +789,10 @@ def test_without_a_benchmark_the_comparisons_of_files_are_told_all_the_same(tmp_
     report = load(tmp_path / "out")
     assert report["notes"][:-1] == told[:-1] and report["measured"] is None
     assert report["notes"][-1] == "Latency was not measured: compressed ONNX fp16 is a file for CUDA."
+
+
+@pytest.mark.parametrize(("scale", "difference", "told"), [(1.0, 0.3, "+0.30"), (100.0, -0.012, "−1.2")])
+def test_a_difference_of_a_metric_of_texts_is_in_its_own_scale(scale, difference, told):
+    """NIST has no maximum: 0.3 of it are no 30 points."""
+    assert change_of(difference, SimpleNamespace(of_texts=True, scale=scale)) == told
+    assert change_of(difference, SimpleNamespace(of_texts=False)) == points(difference)

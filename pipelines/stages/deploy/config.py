@@ -199,6 +199,11 @@ def surroundings(config: DeployConfig) -> dict[str, Any]:
     return {"accelerator": accelerator()} if config.device == "cuda" else {}
 
 
+def corrected(_: DeployConfig, kinds: Sequence[str]) -> dict[str, Any]:
+    """What an earlier version did otherwise: it read the special tokens of a prompt as text."""
+    return {"prompts": 2} if any(kind_of(kind).generates for kind in kinds) else {}
+
+
 STAGE = Stage(
     name="deploy",
     summary="write a Triton model repository and prove it on a live server",
@@ -206,7 +211,7 @@ STAGE = Stage(
     produces="repository",
     needs=("onnx",),
     packages=(*DEFAULT.packages, "nvidia-pytriton", "tritonclient", "tokenizers"),
-    version=7,
+    version=6,
     extras=lambda config: packages_of([config.runtime]),
     run="pipelines.stages.deploy.run:run",
     check=check,
@@ -214,5 +219,6 @@ STAGE = Stage(
     estimate=estimate,
     device=lambda config: config.device,
     surroundings=surroundings,
+    corrected=corrected,
     optional=True,
 )
