@@ -390,6 +390,23 @@ def test_the_file_passes_check_as_it_is(kind, tmp_path, models):
 
 
 @pytest.mark.parametrize(
+    ("columns", "label", "everywhere", "rank"),
+    [(["text"], "yes", False, 16), (["first", "second"], "yes", True, 4), (["text"], "2.5", True, 4)],
+)
+def test_pairs_and_numbers_are_tuned_in_all_modules_with_as_few_parameters(columns, label, everywhere, rank, tmp_path, models):
+    """Query and value alone did not learn STS-B in two epochs."""
+    rows = [{**{name: f"the {name} {n}" for name in columns}, "label": label if n % 2 else f"{n % 5}.0"} for n in range(40)]
+    if label == "yes":
+        rows = [{**row, "label": "yes" if row["label"] == "yes" else "no"} for row in rows]
+    for name in ("train", "dev"):
+        text = "\n".join("\t".join(row.values()) for row in rows)
+        (tmp_path / f"{name}.tsv").write_text("\t".join(rows[0]) + "\n" + text + "\n")
+    make(InitOptions(tmp_path, tmp_path / "p.yaml", model=str(models / "bert"), text=columns, label="label"))
+    [tune] = [entry.config for entry in load_pipeline(tmp_path / "p.yaml").stages if entry.name == "tune"]
+    assert ("ffn_out" in tune.modules, tune.rank) == (everywhere, rank)
+
+
+@pytest.mark.parametrize(
     ("length", "kind", "model", "timed"),
     [
         (64, "generation", "gpt2", 48),
