@@ -35,9 +35,8 @@ from serving.layout.warmup import add_text_samples, add_token_samples
 
 TOKENIZER = "tokenizer"
 """Folder of the tokenizer's files, in a version's folder."""
-
-
 CONFIG_FILE = "config.pbtxt"
+"""The config of a model, beside its versions."""
 
 
 @dataclass(frozen=True)

@@ -258,8 +258,13 @@ class Method:
 
     def moves_modules(self, options: object, on: On) -> bool:
         """Whether the selected variant adds a ΔW to the matrices that `modules` names, where Ω lies on `on`."""
+        return "modules" in self.reads_of(options, on)
+
+    def reads_of(self, options: object, on: On) -> tuple[str, ...]:
+        """`reads_on` without the keys that the selected variant does not use."""
         kind = self.kind(options)
-        return "modules" in self.reads_on(on) and (kind is None or "modules" not in self.unread(kind))
+        unread = () if kind is None else self.unread(kind)
+        return tuple(key for key in self.reads_on(on) if key not in unread)
 
 
 def method(name: str) -> Method:

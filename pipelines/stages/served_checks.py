@@ -68,15 +68,19 @@ class Served:
 
     def requests_of(self, arrays: Mapping[str, np.ndarray]) -> Iterator[dict[str, np.ndarray]]:
         """Rows of the model in requests of as many as the server takes: one row of the data may be more, with its choices."""
-        count = len(next(iter(arrays.values())))
-        step = self.knobs.max_batch_size or count
-        for start in range(0, count, step):
-            yield {name: values[start : start + step] for name, values in arrays.items()}
+        for part in parts_of(len(next(iter(arrays.values()))), self.knobs.max_batch_size):
+            yield {name: values[part.start : part.stop] for name, values in arrays.items()}
 
     @property
     def streams(self) -> int:
         """Sub-batches that an instance computes at the same time in a server on this machine."""
         return streams(self.knobs, self.runtime) or self.knobs.threads or threads_each(instances(self.knobs, self.runtime))
+
+
+def parts_of(count: int, most: int) -> Iterator[range]:
+    """The numbers of so many rows in requests of at most `most` (0: any number)."""
+    step = most or count
+    return (range(start, min(start + step, count)) for start in range(0, count, step))
 
 
 def compare_served(
@@ -179,9 +183,7 @@ def local_logits(
     if is_grouped(rows.tokens[0]):
         parts = model_rows([rows.tokens[row] for row in chosen])
         pairs = TokenRows(parts, np.zeros(len(parts)), rows.kind)
-        step = most or len(parts)
-        requests = [range(start, min(start + step, len(parts))) for start in range(0, len(parts), step)]
-        of_each = [local_logits(local, pairs, request, pad_id, batched, most) for request in requests]
+        of_each = [local_logits(local, pairs, part, pad_id, batched, most) for part in parts_of(len(parts), most)]
         return np.concatenate(of_each).reshape(len(chosen), -1)
     for batch in batched([len(rows.tokens[row]["input_ids"]) for row in chosen]):
         numbers = [chosen[place] for place in batch]

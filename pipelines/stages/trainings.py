@@ -214,15 +214,14 @@ def settings_of(row: Method, options: Options, model: nn.Module) -> dict[str, An
     """
     shape = shape_of(model)
     places = sum(len(omega) for omega in (options.omega or {}).values()) if row.uses_omega else 0
-    kept, kind = row.kept(shape, options) if row.kept else 0, row.kind(options)
-    reads = [key for key in row.reads_on(options.on) if kind is None or key not in row.unread(kind)]
+    kept, reads = row.kept(shape, options) if row.kept else 0, row.reads_of(options, options.on)
     sizes = Counter((max(size), min(size)) for _, *size in shape.matrices(options.modules) if row.low_rank)
     return {
         **{key: getattr(options, key) for key in reads if hasattr(options, key)},
         **({"formula": f"{row.formula} = {kept:,}"} if kept else {}),
         "modules": modules_of(model, options.modules) if "modules" in reads else [],
         "matrices": [[number, *size] for size, number in sizes.items()],
-        "rank": options.rank if row.low_rank or "lora" in (options.on, kind) else 0,
+        "rank": options.rank if row.low_rank or "lora" in (options.on, row.kind(options)) else 0,
         "places": places or kept if options.on == "weights" else 0,
         "closed_form": row.count(shape, options, places),
     }
