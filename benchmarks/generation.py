@@ -25,7 +25,8 @@ import numpy as np
 
 from compressor.errors import UserError
 from compressor.processor import processor
-from export.generation.greedy import Decoder, facts_of, open_live
+from export.generation.greedy import facts_of, open_live
+from export.runtimes.decoders import Decoder
 from pipelines.engine.environment import distribution
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from compressor.errors import UserError
@@ -16,13 +17,29 @@ from serving.repository import check_name, write_config, write_version
 DEFAULT_POSITIONS = 2048
 
 
+@dataclass(frozen=True)
+class Source:
+    """How a decoder's texts are read by the encoder before it: cut to `max_length` tokens, behind the task's `prefix`."""
+
+    max_length: int = DEFAULT_POSITIONS
+    prefix: str = ""
+
+
 def write_generator(
-    folder: Path, name: str, exported: Path, tokenizer_folder: Path, *, precision: str = "fp32", threads: int | None = None
+    folder: Path,
+    name: str,
+    exported: Path,
+    tokenizer_folder: Path,
+    *,
+    precision: str = "fp32",
+    threads: int | None = None,
+    source: Source | None = None,
 ) -> Path:
     """Add the model NAME-text to the repository `folder`; returns its folder.
 
-    `exported` is a folder of `compress export` of a decoder, `tokenizer_folder` one with its tokenizer and config.json. Raises
-    UserError E602 (not such an export, or not of that precision), E720 (name), E723 (tokenizer), E726 (an encoder-decoder).
+    `exported` is a folder of `compress export` of a model that generates, `tokenizer_folder` one with its tokenizer and
+    config.json, `source` for one with an encoder. Raises UserError E602 (not such an export, or not of that precision), E720
+    (name), E723 (tokenizer).
     """
     check_name(name)
     exported, tokenizer_folder = Path(exported), Path(tokenizer_folder)
@@ -34,24 +51,23 @@ def write_generator(
     entries = [entry for entry in facts["files"].values() if entry["precision"] == precision]
     if not entries:
         raise UserError("E602", f"no model was exported in {precision}", "Export it in that precision", str(exported))
-    if len(entries) > 1:
-        raise UserError("E726", "a model of encoder and decoder is not served", "Deploy a decoder", str(exported))
     write_version(
         target / "1",
-        exported / entries[0]["path"],
+        # of an encoder and a decoder, the decoder's file comes last and stands for both
+        exported / entries[-1]["path"],
         GENERATING,
-        version_facts(facts["generation"], tokenizer_folder, precision),
+        version_facts(facts["generation"], tokenizer_folder, precision, source),
         tokenizer_folder,
     )
     write_config(generator_config(target.name, threads=threads), target)
     return target
 
 
-def version_facts(generation: dict, folder: Path, precision: str) -> VersionFacts:
-    """What the backend must know of a decoder."""
+def version_facts(generation: dict, folder: Path, precision: str, source: Source | None = None) -> VersionFacts:
+    """What the backend must know of a decoder, and of the `source` of one behind an encoder."""
     config = config_of(folder)
     positions = getattr(config, "max_position_embeddings", None) or DEFAULT_POSITIONS
-    return VersionFacts(
+    facts = VersionFacts(
         task="generation",
         labels=(),
         max_length=positions,
@@ -61,3 +77,8 @@ def version_facts(generation: dict, folder: Path, precision: str) -> VersionFact
         ends=tuple(generation["ends"]),
         precision=precision,
     )
+    if generation["start"] is None:
+        return facts
+    # its positions are relative: no table ends
+    facts = replace(facts, positions=DEFAULT_POSITIONS)
+    return replace(facts, task="text2text", start=generation["start"], **asdict(source or Source()))

@@ -15,14 +15,15 @@ import torch
 from torch import nn
 
 from compressor.tasks.features import Encoding, pad
-from export.generation.greedy import Decoder, Live, encode, generate
+from export.generation.greedy import Live, generate
 from export.graph.files import carry_over, save
 from export.graph.rewrite import fused
 from export.graph.weight_only import quantized_weights
 from export.parity.bounds import kind_on
 from export.parity.compare import ParityResult, require
-from export.parity.suspects import UNKNOWN, suspect_in_graph
+from export.parity.suspects import suspect_in_graph
 from export.parity.token_outputs import compare_tokens
+from export.runtimes.decoders import Decoder, EncoderDecoder
 from export.runtimes.sessions import session
 
 if TYPE_CHECKING:
@@ -101,17 +102,15 @@ def compare_generated(
     side. A generated token counts as agreement if it is also PyTorch's likeliest after the same tokens: if all are, PyTorch
     generates the same text. If `required`, raises CheckError E610 that names the block where they diverge, or the cache.
     """
-    sessions = tuple(session(path) for path in paths)
-    live = sessions if len(sessions) > 1 else sessions[0]
+    live = session(paths[-1])
     text, chosen = _texts(loaded, live)
     reference = torch_logits(loaded.model, text)
     middle = max(1, text.ids.shape[1] // 2)
     others = {
         "batch 1": np.concatenate([logits_of(live, row) for row in text.rows()]),
         "on a past": logits_of(live, text, middle),
+        "padded on the left": logits_of(live, text.turned(), middle),
     }
-    if text.source is None:
-        others["padded on the left"] = logits_of(live, text.turned(), middle)
     kind = kind_on(precision, "random tokens")
     batches = (dict.fromkeys(others, reference), others)
     compared = partial(compare_tokens, f"PyTorch -> {paths[-1].name}", kind, reference, logits_of(live, text))
@@ -132,8 +131,6 @@ def compare_generated(
 
 def _suspected_block(loaded: LoadedModel, path: Path, text: Text, worst: int) -> str:
     """The block where a file and its model diverge in one pass without a past, over the worst token's row and the longest."""
-    if text.source is not None:
-        return f"{UNKNOWN} (encoder and decoder are two graphs)"
     lengths = text.mask.sum(axis=1)
     chosen = [np.repeat(np.arange(len(lengths)), lengths)[worst], lengths.argmax()]
     return suspect_in_graph(loaded.model, path, {"input_ids": text.ids[chosen], "attention_mask": text.mask[chosen]})
@@ -160,10 +157,7 @@ def _texts(loaded: LoadedModel, live: Live) -> tuple[Text, list[tuple[int, int, 
 
 def logits_of(live: Live, text: Text, *cuts: int) -> np.ndarray:
     """Logits (tokens, vocabulary) of a text, row after row, run at once or split at `cuts`: later pieces then run on a past."""
-    if isinstance(live, tuple):
-        decoder = Decoder(live[1], len(text.ids), encode(live[0], **text.source))
-    else:
-        decoder = Decoder(live, len(text.ids))
+    decoder = live.started(**text.source) if isinstance(live, EncoderDecoder) else Decoder(live, len(text.ids))
     pieces = [decoder(text.ids[:, a:b], text.mask[:, a:b]) for a, b in pairwise((0, *cuts, text.ids.shape[1]))]
     return np.concatenate(pieces, axis=1)[text.mask == 1]
 

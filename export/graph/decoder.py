@@ -4,8 +4,9 @@ There is one graph for the prompt and for each token after it: a prompt is run w
 `input_ids` and `position_ids` (batch, sequence), `attention_mask` (batch, past + sequence) and the past (batch, heads, past,
 head size) to `logits` and `present`, the past of the next call. Padding may be on either side, or in between: the mask is 0
 there, and position ids count the other tokens. An encoder with a decoder: two graphs. The first outputs the keys and values
-that the second attends to, so it contains their matrices. Names follow optimum's: `past_key_values.0.key`, `present.0.key`;
-with an encoder `.decoder.key` and `.encoder.key`. A block without attention has neither.
+that the second attends to, so it contains their matrices; the second has no position ids. Names follow optimum's:
+`past_key_values.0.key`, `present.0.key`; with an encoder `.decoder.key` and `.encoder.key`. A block without attention has
+neither.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from compressor.errors import UserError
 from compressor.models.normalized import normalized
 from export.graph.attention import plain_attention
 from export.graph.trace import AXES, trace_named, unchanged
+from export.runtimes.runtime import DECODER, ENCODER
 
 BATCH, SEQUENCE, PAST, SOURCE = 2, 3, 5, 7
 """Sizes of the sample that is traced: all different, none 1."""
@@ -38,7 +40,7 @@ def trace_generator(model: nn.Module) -> dict[str, onnx.ModelProto]:
     Raises UserError E623 for a model whose cache holds anything but keys and values that grow with the tokens.
     """
     if model.config.is_encoder_decoder:
-        return {"encoder_model": trace_encoder(model), "decoder_model": trace_decoder(model)}
+        return {ENCODER: trace_encoder(model), DECODER: trace_decoder(model)}
     step = Step(model, _shapes(_sample_cache(model)))
     inputs = {
         "input_ids": _sample_ids(model),
@@ -93,8 +95,8 @@ class EncoderGraph(nn.Module):
 
 
 def trace_decoder(model: nn.Module) -> onnx.ModelProto:
-    """The decoder's graph: `input_ids` (batch, sequence), `encoder_attention_mask` (batch, source), the past and the encoder's
-    keys and values -> `logits` and `present.N.decoder.key` and value.
+    """The decoder's graph: `input_ids` (batch, sequence), `attention_mask` (batch, past + sequence), `encoder_attention_mask`
+    (batch, source), the past and the encoder's keys and values -> `logits` and `present.N.decoder.key` and value.
     """
     with unchanged(model):
         sample = _sample_cache(model)
@@ -104,10 +106,15 @@ def trace_decoder(model: nn.Module) -> onnx.ModelProto:
         past.setdefault(number, {})["encoder"] = block
     inputs = {
         "input_ids": _sample_ids(model),
+        "attention_mask": torch.ones(BATCH, PAST + SEQUENCE, dtype=torch.long),
         "encoder_attention_mask": torch.ones(BATCH, SOURCE, dtype=torch.long),
         "past_key_values": past,
     }
-    axes = {"input_ids": ("batch", "sequence"), "encoder_attention_mask": ("batch", "source")}
+    axes = {
+        "input_ids": ("batch", "sequence"),
+        "attention_mask": ("batch", "past + sequence"),
+        "encoder_attention_mask": ("batch", "source"),
+    }
     both = {"decoder": (decoded, STATES), "encoder": (crossed, ("batch", None, "source", None))}
     for side, (shapes, names) in both.items():
         axes |= {f"past_key_values.{number}.{side}.{name}": names for number in shapes for name in ("key", "value")}
@@ -121,7 +128,13 @@ class StepBehindEncoder(nn.Module):
         super().__init__()
         self.model, self.config = model, model.config
 
-    def forward(self, input_ids: Tensor, encoder_attention_mask: Tensor, past_key_values: dict[str, dict[str, Block]]) -> dict:
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        encoder_attention_mask: Tensor,
+        past_key_values: dict[str, dict[str, Block]],
+    ) -> dict:
         sides = [{n: sides[name] for n, sides in past_key_values.items() if name in sides} for name in ("decoder", "encoder")]
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
         cache.self_attention_cache, cache.cross_attention_cache = map(_cache, sides)
@@ -130,6 +143,7 @@ class StepBehindEncoder(nn.Module):
         seen = torch.zeros(*encoder_attention_mask.shape, 1)
         outputs = self.model(
             decoder_input_ids=input_ids,
+            decoder_attention_mask=attention_mask,
             encoder_outputs=BaseModelOutput(last_hidden_state=seen),
             attention_mask=encoder_attention_mask,
             past_key_values=cache,

@@ -69,6 +69,8 @@ class LatencyVariant:
     """Token ids are drawn below this."""
     end: int | None = None
     """The end-of-sentence token, for a model that needs one in each row."""
+    start: int | None = None
+    """The first token of a decoder behind an encoder: a pass computes the logits behind it, for the first token of a text."""
 
 
 @dataclass(frozen=True)

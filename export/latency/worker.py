@@ -4,7 +4,7 @@ torch is imported only for PyTorch's variants: its thread pool would disturb oth
 
 First line in: the variant. First line out: {"loaded": true}. Then, until stdin ends, {"batch", "length"} in, {"ms"} out; or
 {"batches"} in, the inputs of each as lists, and {"ms"} out, a list; or, to a model that generates, {"batch", "length",
-"tokens"} in and {"ms"} out, of one of so many tokens behind prompts of that shape.
+"tokens"} in and {"ms"} out, of one of so many tokens behind prompts, or an encoder's texts, of that shape.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
-from export.generation.greedy import Decoder
+from compressor.tasks.features import DECODER_IDS
 from export.latency.programs import private_stdout
+from export.runtimes.decoders import Decoder, EncoderDecoder
 from export.runtimes.feeds import feeds_of, run
 from export.runtimes.runtime_registry import RUNTIMES
 from export.runtimes.sessions import session
@@ -36,7 +37,8 @@ Encoding = dict[str, np.ndarray]
 Timer = Callable[[Encoding], float]
 """Padded int64 inputs (batch, length) -> milliseconds of one forward pass."""
 Writer = Callable[[Encoding, int], float]
-"""Prompts (batch, length) without padding, number of tokens -> milliseconds of one of the tokens behind them, their mean.
+"""Prompts, or texts of an encoder, (batch, length) without padding, number of tokens -> milliseconds of one of the tokens
+behind them, their mean.
 
 The prompts are computed once and not timed. The same token is fed again and again: which one it is does not change the time,
 and choosing the next one is no part of a model."""
@@ -150,11 +152,14 @@ class Latest(Generic[Made]):
 
 
 def session_writer(live: Session) -> Writer:
-    """Of the session of a decoder, on the CPU."""
+    """Of the session of a model that generates, on the CPU."""
 
     def read(prompts: Encoding) -> Decoder:
-        decoder = Decoder(live, len(prompts["input_ids"]))
-        decoder(prompts["input_ids"], prompts["attention_mask"])
+        if isinstance(live, EncoderDecoder):
+            decoder, first = live.started(prompts["input_ids"], prompts["attention_mask"]), prompts[DECODER_IDS]
+        else:
+            decoder, first = Decoder(live, len(prompts["input_ids"])), prompts["input_ids"]
+        decoder(first, np.ones_like(first))
         return decoder
 
     starts = Latest(read)
@@ -176,15 +181,19 @@ def torch_writer(model: nn.Module) -> Writer:
     """Of a model in PyTorch, eager, on the CPU."""
     import torch
 
-    def ids_of(prompts: Encoding) -> torch.Tensor:
-        return torch.from_numpy(prompts["input_ids"])
+    def read(prompts: Encoding) -> dict[str, Any]:
+        ids = {name: torch.from_numpy(prompts[name]) for name in ("input_ids", DECODER_IDS) if name in prompts}
+        outputs = model(**ids, use_cache=True)
+        states = {"past_key_values": outputs.past_key_values}
+        return states | ({"encoder_outputs": (outputs.encoder_last_hidden_state,)} if DECODER_IDS in ids else {})
 
-    starts = Latest(lambda prompts: model(input_ids=ids_of(prompts), use_cache=True).past_key_values)
+    starts = Latest(read)
 
     @torch.inference_mode()
     def writer(prompts: Encoding, tokens: int) -> float:
-        token = ids_of(prompts)[:, -1:]
-        given = {"input_ids": token, "past_key_values": copy.deepcopy(starts(prompts)), "use_cache": True}
+        fed = DECODER_IDS if DECODER_IDS in prompts else "input_ids"
+        token = torch.from_numpy(prompts["input_ids"][:, -1:])
+        given = {fed: token, **copy.deepcopy(starts(prompts)), "use_cache": True}
 
         def write() -> None:
             for _ in range(tokens):
@@ -197,16 +206,18 @@ def torch_writer(model: nn.Module) -> Writer:
 
 def encoding_of(variant: dict[str, Any], batch: int, length: int) -> Encoding:
     """The sample inputs on which a variant is timed."""
-    return encoding(batch, length, variant["vocabulary"], variant["end"])
+    return encoding(batch, length, variant["vocabulary"], variant["end"], variant["start"])
 
 
-def encoding(batch: int, length: int, vocabulary: int, end: int | None = None) -> Encoding:
-    """Random rows of full length, ids below `vocabulary`; with `end`, that id is the last of each row and nowhere else."""
+def encoding(batch: int, length: int, vocabulary: int, end: int | None = None, start: int | None = None) -> Encoding:
+    """Random rows of full length, ids below `vocabulary`; with `end`, that id is the last of each row and nowhere else; with
+    `start`, that id is what a decoder behind an encoder begins with."""
     ids = np.random.default_rng(0).integers(min(5, vocabulary - 1), vocabulary, size=(batch, length), dtype=np.int64)
     if end is not None:
         ids[ids == end] = end - 1 if end else end + 1
         ids[:, -1] = end
-    return {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+    rows = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+    return rows | ({} if start is None else {DECODER_IDS: np.full((batch, 1), start, np.int64)})
 
 
 def timed(timer: Timer, writer: Writer, variant: dict[str, Any], message: dict[str, Any]) -> float | list[float]:

@@ -14,7 +14,7 @@ from compressor.models.anatomy import layers_of
 from compressor.pruning.surgery import kept_of
 from compressor.tasks.features import Encoding, torch_forward
 from export.parity.bounds import BLOCKS_AGREE, MATRIX_DIFFERS, SUSPECT_SHARE
-from export.runtimes.runtime import Runtime
+from export.runtimes.runtime import Runtime, encoder_of
 from export.runtimes.runtime_registry import runtime_of
 
 BEFORE, AFTER, UNKNOWN = "the embeddings", "the pooler or the task head, behind the last block", "not known"
@@ -42,6 +42,8 @@ def suspect_in_graph(model: nn.Module, path: Path, encoding: Encoding, runtime: 
     Fusion and quantization rename values and equal initializers are stored once, so values are matched by content, not by name.
     """
     runtime = runtime or runtime_of(path)
+    if encoder_of(path) is not None:
+        return f"{UNKNOWN} (encoder and decoder are two graphs)"
     try:
         values = runtime.values(path, encoding)
         if values is None:

@@ -21,9 +21,13 @@ def feeds_of(session: Session, encoding: dict[str, np.ndarray]) -> dict[str, np.
     if past := {name: shape for name, shape in shapes.items() if name.startswith(PAST)}:
         attention_mask = encoding["attention_mask"]
         feeds |= {name: np.zeros((len(attention_mask), shape[1], 0, shape[3]), np.float32) for name, shape in past.items()}
-        # a position is the number of tokens before it, wherever the padding is
-        feeds["position_ids"] = np.maximum(attention_mask.cumsum(axis=1) - 1, 0)
+        feeds["position_ids"] = positions_of(attention_mask)
     return feeds
+
+
+def positions_of(mask: np.ndarray) -> np.ndarray:
+    """The position of every token (batch, tokens): the number of tokens before it, wherever the padding is."""
+    return np.maximum(mask.cumsum(axis=1) - 1, 0)
 
 
 def run(session: Session, encoding: dict[str, np.ndarray]) -> np.ndarray:

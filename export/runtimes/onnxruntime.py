@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from compressor.arguments import require_all_of, require_one_of
 from compressor.errors import UserError
 from compressor.processor import weight_bits
-from export.runtimes.runtime import Device, PassProfile, Runtime, TensorSpec
+from export.runtimes.runtime import Device, PassProfile, Runtime, TensorSpec, encoder_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,9 +31,11 @@ class OnnxRuntime(Runtime):
     providers: Mapping[Device, str]
 
     def files(self, path: Path) -> dict[str, Path]:
-        # the graph refers to its data file by name
-        data = path.with_name(f"{path.name}.data")
-        return {"model.onnx": path, **({data.name: data} if data.is_file() else {})}
+        encoder = encoder_of(path)
+        parts = {"model.onnx": path, **({"encoder.onnx": encoder} if encoder else {})}
+        # a graph refers to its data file by name
+        data = [part.with_name(f"{part.name}.data") for part in parts.values()]
+        return parts | {beside.name: beside for beside in data if beside.is_file()}
 
     def write(
         self,

@@ -23,6 +23,13 @@ if TYPE_CHECKING:
     from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 Device = Literal["cpu", "cuda"]
+ENCODER, DECODER = "encoder_model", "decoder_model"
+"""How the names of the two files begin, and the names of their graphs."""
+
+
+def encoder_of(path: Path) -> Path | None:
+    """The file of the encoder that a decoder's file is behind; None for any other file."""
+    return path.with_name(path.name.replace(DECODER, ENCODER, 1)) if path.name.startswith(DECODER) else None
 
 
 @dataclass(frozen=True)
@@ -142,7 +149,8 @@ class Runtime:
         return f"model{self.suffix}" if precision == "fp32" else f"model_{precision}{self.suffix}"
 
     def files(self, path: Path) -> dict[str, Path]:
-        """Name in a model repository's version folder -> source, of a model file and of the weights beside it."""
+        """Name in a model repository's version folder -> source, of a model file, of the encoder that a decoder's file is
+        behind, and of the weights beside them."""
         return {f"model{self.suffix}": path}
 
     def write(
@@ -251,10 +259,10 @@ class Runtime:
         return {device for devices in self.precisions.values() for device in devices}
 
     def stored_bytes(self, path: Path) -> int:
-        """Bytes of a model file and of the weights beside it."""
+        """Bytes of a model: of its `files`."""
         return sum(file.stat().st_size for file in self.files(path).values())
 
     def remove(self, path: Path) -> None:
-        """Delete a model file with the weights beside it; what is missing already is no error."""
+        """Delete a model's `files`; what is missing already is no error."""
         for file in self.files(path).values():
             file.unlink(missing_ok=True)

@@ -250,5 +250,6 @@ def describe_file(path: Path, precision: str) -> dict[str, Any]:
         }
         for side in ("input", "output")
     }
-    facts = {"path": path.name, "precision": precision, "bytes": RUNTIME.stored_bytes(path)}
+    stored = sum(part.stat().st_size for part in (path, path.with_name(f"{path.name}.data")) if part.is_file())
+    facts = {"path": path.name, "precision": precision, "bytes": stored}
     return {**facts, "inputs": shapes["input"], "outputs": shapes["output"]}

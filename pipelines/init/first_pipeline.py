@@ -243,12 +243,6 @@ def _longer(facts: Facts) -> str:
 
 
 def _export(facts: Facts) -> str:
-    report = """
-  # runs/NAME/report.html, report.md and report.json
-  - report:
-"""
-    if kind_of(facts.kind).auto_class == TEXT2TEXT:  # a pipeline does not export it
-        return report
     deploy = """
   # A model repository for Triton Inference Server, proven on a live server
   - deploy: {name: NAME}
@@ -257,7 +251,7 @@ def _export(facts: Facts) -> str:
   # A model repository for Triton Inference Server; needs the extra `triton` (compress doctor says what it lacks)
   # - deploy: {name: NAME}
 """
-    served = (deploy if facts.deploys else without).replace("NAME", quoted(facts.name)) if facts.classifies else ""
+    served = (deploy if facts.deploys else without).replace("NAME", quoted(facts.name))
     auto = " or: auto (the fastest that loses at most half a point)" if facts.classifies else ""
     faster = next(row for row in RUNTIMES.values() if row.calibrated)
     aside = f"\n      # or, faster on many processors: [{faster.key}], with the extra `{faster.extra}`"
@@ -271,4 +265,7 @@ def _export(facts: Facts) -> str:
 {served}
   # Quality, bytes, FLOPs and latency of every file, for so many rows of so many tokens
   - benchmark: {{batch: [1, 8], length: [{facts.timed_length}], rounds: 20}}
-{report}"""
+
+  # runs/NAME/report.html, report.md and report.json
+  - report:
+"""

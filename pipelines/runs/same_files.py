@@ -13,7 +13,9 @@ from typing import Any
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from compressor.errors import CheckError
+from pipelines.engine.stage import Inputs
 from pipelines.stages.deploy.config import DeployConfig
+from pipelines.stages.deploy.generating import source_of
 from pipelines.stages.served_checks import Served
 from serving.generator_repository import write_generator
 from serving.layout.version_file import read_version
@@ -60,10 +62,11 @@ def require_same_repository(served: Served, options: dict[str, Any]) -> None:
         require_same_files(tokenizer_files(tokenizer), version / TOKENIZER, "tokenizer")
 
 
-def require_same_generator(repository: Path, config: DeployConfig, exported: Path, base: Path, precision: str) -> None:
+def require_same_generator(repository: Path, config: DeployConfig, exported: Path, inputs: Inputs, precision: str) -> None:
     """Check that a deployed generating model's files are those that deploying it again writes. Raises CheckError E612."""
+    options = {"precision": precision, "threads": config.threads, "source": source_of(inputs.task)}
     with tempfile.TemporaryDirectory() as scratch:
-        again = write_generator(Path(scratch), config.name, exported, base, precision=precision, threads=config.threads)
+        again = write_generator(Path(scratch), config.name, exported, inputs.base.folder, **options)
         files = [path.relative_to(again) for path in sorted(again.rglob("*")) if path.is_file()]
         for path in files:
             require_same_files([again / path], repository / again.name / path.parent, "deployed")

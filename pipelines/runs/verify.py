@@ -295,7 +295,7 @@ class Verification:
         repository, log = made.folder / "repository", self.workspace.log_folder / "triton.log"
         yield (
             "model, config, tokenizer",
-            lambda: require_same_generator(repository, config, exported, inputs.base.folder, precision),
+            lambda: require_same_generator(repository, config, exported, inputs, precision),
         )
 
         def served() -> None:

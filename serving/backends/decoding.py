@@ -114,26 +114,34 @@ def overlap(text, stop):
 
 
 class Batch:
-    """The rows that are being generated, each with its text and its cache, over one session of a decoder."""
+    """The rows that are being generated, each with its text and its cache, over the session of a decoder.
 
-    def __init__(self, session):
-        self.session = session
+    Behind an `encoder`, a session too, a row's tokens are its text, and the decoder begins with the token `start`.
+    """
+
+    def __init__(self, session, encoder=None, start=None):
+        self.session, self.encoder, self.start = session, encoder, start
         self.names = [value.name for value in session.get_outputs()]
+        self.states = [value.name for value in encoder.get_outputs()] if encoder else []
+        sources = {named_past(name) for name in self.states}
         inputs = {value.name: value for value in session.get_inputs()}
         self.masked, self.placed = "attention_mask" in inputs, "position_ids" in inputs
-        self.shapes = {name: (value.shape[1], value.shape[3]) for name, value in inputs.items() if name.startswith(PAST)}
+        shapes = {name: (value.shape[1], value.shape[3]) for name, value in inputs.items() if name.startswith(PAST)}
+        self.shapes = {name: shape for name, shape in shapes.items() if name not in sources}
         self.rows, self.tokens = [], []
-        self.past, self.mask = self._empty(0), np.zeros((0, 0), np.int64)
-
-    def _empty(self, rows):
-        return {name: value(np.zeros((rows, heads, 0, width), np.float32)) for name, (heads, width) in self.shapes.items()}
+        self.past, self.mask = empty(self.shapes, 0), np.zeros((0, 0), np.int64)
+        self.source = empty({name: shapes[name] for name in sources}, 0)
+        self.source_mask = np.zeros((0, 0), np.int64)
 
     def join(self, row, ids):
-        """Compute a prompt, and add its row; returns its first token."""
-        mask = np.ones((1, len(ids)), np.int64)
-        logits, past = self._run(np.array([ids], np.int64), mask, self._empty(1))
+        """Compute a prompt, or a text of the encoder, and add its row; returns its first token."""
+        source, source_mask = self._encoded(ids)
+        first = [self.start] if self.encoder else ids
+        mask = np.ones((1, len(first)), np.int64)
+        logits, past = self._run(np.array([first], np.int64), mask, empty(self.shapes, 1), source, source_mask)
         token = row.settings.choose(logits[0, -1])
-        self._merge(past, mask)
+        self.past, self.mask = joined(self.past, self.mask, past, mask)
+        self.source, self.source_mask = joined(self.source, self.source_mask, source, source_mask)
         self.rows.append(row)
         self.tokens.append(token)
         return token
@@ -141,7 +149,8 @@ class Batch:
     def step(self):
         """The next token of every row."""
         mask = np.concatenate([self.mask, np.ones((len(self.rows), 1), np.int64)], axis=1)
-        logits, self.past = self._run(np.array(self.tokens, np.int64)[:, None], mask, self.past)
+        ids = np.array(self.tokens, np.int64)[:, None]
+        logits, self.past = self._run(ids, mask, self.past, self.source, self.source_mask)
         self.mask = mask
         self.tokens = [row.settings.choose(values) for row, values in zip(self.rows, logits[:, -1], strict=True)]
         return self.tokens
@@ -150,31 +159,58 @@ class Batch:
         """Remove these rows (their numbers), and columns that no row needs any more."""
         kept = [number for number in range(len(self.rows)) if number not in gone]
         self.rows, self.tokens = ([values[number] for number in kept] for values in (self.rows, self.tokens))
-        mask = self.mask[kept]
-        first = int(mask.any(axis=0).argmax()) if len(kept) else mask.shape[1]
-        self.mask = mask[:, first:]
-        self.past = {name: value(array.numpy()[kept][:, :, first:]) for name, array in self.past.items()}
+        self.past, self.mask = only(self.past, self.mask, kept)
+        self.source, self.source_mask = only(self.source, self.source_mask, kept)
 
-    def _merge(self, past, mask):
-        """Put one more row behind the others; the shorter side is padded on the left."""
-        length = max(self.mask.shape[1], mask.shape[1])
-        mine, other = length - self.mask.shape[1], length - mask.shape[1]
-        self.mask = np.concatenate([left(self.mask, mine, 1), left(mask, other, 1)])
-        self.past = {
-            name: value(np.concatenate([left(array.numpy(), mine, 2), left(past[name].numpy(), other, 2)]))
-            for name, array in self.past.items()
-        }
+    def _encoded(self, ids):
+        """What the encoder makes of one text, under the names of the decoder's inputs, and its mask."""
+        mask = np.ones((1, len(ids) if self.encoder else 0), np.int64)
+        if not self.encoder:
+            return {}, mask
+        feeds = {"input_ids": value(np.array([ids], np.int64)), "attention_mask": value(mask)}
+        states = self.encoder.run_with_ort_values(self.states, feeds)
+        return {named_past(name): state for name, state in zip(self.states, states, strict=True)}, mask
 
-    def _run(self, ids, mask, past):
+    def _run(self, ids, mask, past, source, source_mask):
         """Logits (rows, tokens, vocabulary), and the cache behind them."""
-        feeds = {"input_ids": value(ids), **past}
+        feeds = {"input_ids": value(ids), **past, **source}
+        if self.encoder:
+            feeds["encoder_attention_mask"] = value(source_mask)
         if self.masked:
             feeds["attention_mask"] = value(mask)
         if self.placed:  # a position is the number of tokens before it, wherever the padding is
             feeds["position_ids"] = value(np.maximum(mask.cumsum(axis=1) - 1, 0)[:, -ids.shape[1] :])
         logits, *present = self.session.run_with_ort_values(self.names, feeds)
         named = zip(self.names[1:], present, strict=True)
-        return logits.numpy(), {f"{PAST}{name.removeprefix(PRESENT)}": array for name, array in named}
+        return logits.numpy(), {named_past(name): array for name, array in named}
+
+
+def named_past(name):
+    """The decoder's input that takes an output of keys or values."""
+    return f"{PAST}{name.removeprefix(PRESENT)}"
+
+
+def empty(shapes, rows):
+    """The cache of so many rows without a token; `shapes` are (heads, width) by name."""
+    return {name: value(np.zeros((rows, heads, 0, width), np.float32)) for name, (heads, width) in shapes.items()}
+
+
+def joined(cache, mask, other, other_mask):
+    """The rows of one cache, then those of another, with their masks; the shorter ones are padded on the left."""
+    length = max(mask.shape[1], other_mask.shape[1])
+    mine, theirs = length - mask.shape[1], length - other_mask.shape[1]
+    both = {
+        name: value(np.concatenate([left(array.numpy(), mine, 2), left(other[name].numpy(), theirs, 2)]))
+        for name, array in cache.items()
+    }
+    return both, np.concatenate([left(mask, mine, 1), left(other_mask, theirs, 1)])
+
+
+def only(cache, mask, kept):
+    """Some rows of a cache and of its mask, without the columns on the left that none of them needs."""
+    mask = mask[kept]
+    first = int(mask.any(axis=0).argmax()) if mask.size else mask.shape[1]
+    return {name: value(array.numpy()[kept][:, :, first:]) for name, array in cache.items()}, mask[:, first:]
 
 
 def left(array, count, axis):

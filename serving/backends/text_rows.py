@@ -22,6 +22,8 @@ from tokenizers import Tokenizer
 
 MOST_BYTES = 2**20
 """Largest text, and of several those tokenized at a time: tokenizing takes about a hundred times the memory of the text."""
+GENERATED = ("generation", "text2text")
+"""The kinds of tasks of models that write texts."""
 CHARACTERS = 32
 """Characters for each token that a model reads, several times as many as usual: the rest of a text may be left out."""
 SPACE = re.compile(r"[ \t\n\r]")
@@ -171,7 +173,7 @@ def open_tokenizer(path, facts):
     tokenizer.no_padding()
     tokenizer.no_truncation()
     tokenizer.enable_truncation(facts["max_length"], direction=end)
-    tokenizer.encode_special_tokens = facts["task"] != "generation"
+    tokenizer.encode_special_tokens = facts["task"] not in GENERATED
     return tokenizer
 
 

@@ -19,9 +19,10 @@ def read_config(args):
     return config, settings, version, read_facts(version)
 
 
-def open_engine(engine_type, args, config, settings, version, facts):
-    """An engine on the model file of a version. Raises TritonModelException, shown in Triton's log."""
-    path = version / (config.get("default_model_filename") or engine_type.file)
+def open_engine(engine_type, args, config, settings, version, facts, file=None):
+    """An engine on the model file of a version, or on another `file` of it. Raises TritonModelException, shown in Triton's
+    log."""
+    path = version / (file or config.get("default_model_filename") or engine_type.file)
     if not path.is_file():
         raise pb_utils.TritonModelException(f"no {path.name} in version {version.name}")
     try:

@@ -13,6 +13,9 @@ from typing import Any
 from compressor.errors import UserError
 from serving.backends.door import VERSION_FILE
 
+OF_AN_ENCODER = ("start", "prefix")
+"""Facts that are written only where they say something."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class VersionFacts:
@@ -23,6 +26,8 @@ class VersionFacts:
     - `vocabulary`, `type_vocabulary`: numbers of token ids, and of token type ids (None: the model has none);
     - `pad_id`: the id that pads rows; `end_id`: an id that must occur equally often in every row (None: none);
     - `ends`: ids that end a generated text;
+    - `start`: the first id of a decoder behind an encoder (None: there is no encoder); `prefix`: what stands before each of its
+      texts;
     - `tasks`: the tasks of a model that computes many, by number, each with `name`, `labels` and `kind`; its own labels are ();
     - `runtime`, `precision`: of the model file; `tokenizer_sha256`: of the files in tokenizer/.
     """
@@ -37,14 +42,17 @@ class VersionFacts:
     end_id: int | None = None
     pair: bool = False
     ends: tuple[int, ...] = ()
+    start: int | None = None
+    prefix: str = ""
     tasks: tuple[dict[str, Any], ...] = ()
     runtime: str = ""
     precision: str = ""
     tokenizer_sha256: str = ""
 
     def to_json(self) -> str:
-        """The file's content; equal facts give equal bytes."""
-        return json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n"
+        """The file's content; equal facts give equal bytes, those of an earlier version of this project too."""
+        facts = {name: value for name, value in asdict(self).items() if name not in OF_AN_ENCODER or value not in (None, "")}
+        return json.dumps(facts, indent=1, ensure_ascii=False) + "\n"
 
 
 def read_version(folder: Path) -> VersionFacts:

@@ -1,9 +1,11 @@
-"""A tiny T5 from its data to a report: tuned, pruned in both stacks, recovered, merged and scored by what it generates."""
+"""A tiny T5 from its data to a report: tuned, pruned in both stacks, recovered, merged, scored by what it generates, served."""
 
 import json
 
+import onnx
 import pytest
 import torch
+from onnx import numpy_helper
 from transformers import AutoModelForSeq2SeqLM
 
 import compressor.models.auto  # noqa: F401 (the pruned type)
@@ -32,6 +34,9 @@ STAGES = [
     ]},
     {"recover": {"method": "same", "epochs": 5, "distill": "both", "control": False, **FAST}},
     {"merge": None},
+    {"export": None},
+    {"deploy": {"name": "writer"}},
+    {"benchmark": {"batch": [1], "length": [16], "rounds": 6}},
     {"report": None},
 ]  # fmt: skip
 
@@ -49,23 +54,48 @@ def test_from_data_to_a_report(tmp_path):
         stock, ours = (model(**ids).logits for model in (AutoModelForSeq2SeqLM.from_pretrained(folder), load(folder)))
     assert torch.equal(stock, ours)
     report = json.loads((run.folder / "report.json").read_text())
-    assert "of a token" in report["headline"] and report["measured"] is None and len(report["generated"]["scores"]) == 9
-    assert [row["metric"] for row in report["summary"]][-3:] == [
-        *("parameters", "non-zeros of the merged weights", "FLOPs of a row of 32 tokens")
-    ]
+    assert "for each further token" in report["headline"] and len(report["generated"]["scores"]) == 9
+    assert any("the encoder over a whole source" in note for note in report["notes"])
+    assert [row["metric"] for row in report["summary"]][-1] == "p50 of a further token, batch 1 behind 16"
     page = (run.folder / "report.html").read_text()
-    assert 'id="kept-plot"' in page and 'id="tradeoff-plot"' not in page
-    assert [check.fault for check in verify(run.folder, serve=False) if not check.passed] == []
+    assert 'id="kept-plot"' in page and 'id="tradeoff-plot"' in page
+    checks = verify(run.folder)
+    assert [check.fault for check in checks if not check.passed] == []
+    assert {"served, generated texts", "compressed -> int8, generating"} <= {check.hop for check in checks}
+
+
+def test_both_files_are_exported_and_damage_of_either_is_found(tmp_path):
+    """Fewer stages than above; the encoder's file counts where the decoder's does."""
+    stages = [{"tune": {"method": "lora", "rank": 2, "epochs": 1, **FAST}}, {"merge": None}, {"export": {"precision": "fp32"}}]
+    run = run_pipeline(
+        load_pipeline(write_pipeline(tmp_path, kind="text2text", model_type="t5", stages=stages)), tmp_path / "runs"
+    )
+    made = run.artifacts["export"]
+    file = made.metadata["files"]["compressed"]["onnxruntime"]["fp32"]
+    parts = [made.folder / "compressed" / f"{name}_model.onnx" for name in ("encoder", "decoder")]
+    assert made.folder / file["path"] == parts[1] and file["bytes"] == sum(part.stat().st_size for part in parts)
+    assert file["quality"]["likelihood"] == pytest.approx(run.artifacts["merge"].metadata["quality"]["likelihood"], abs=1e-5)
+    (hop,) = [row for row in made.metadata["parity"] if row["hop"].startswith("compressed")]
+    assert hop["generated_agreement"] == 1.0 and "generating, padded on the left" in hop["batches"]
+    graph = onnx.load(parts[0])
+    weight = next(one for one in graph.graph.initializer if len(one.dims) == 2)
+    weight.CopyFrom(numpy_helper.from_array(3 * numpy_helper.to_array(weight), weight.name))
+    onnx.save(graph, parts[0])
+    faults = {check.hop: check.fault for check in verify(run.folder) if not check.passed}
+    assert "compressed -> onnx" in faults
 
 
 SPEEDUP = {"prune": {"target": {"speedup": 1.2, "length": 16}}}
+EXPORTED = [TUNE, {"merge": None}, {"export": {"precision": "fp32"}}]
 
 
 @pytest.mark.parametrize(
     ("stages", "code"),
     [
-        ([TUNE, {"merge": None}, {"export": None}, {"deploy": {"name": "x"}}], "E242 .*stages.2.*not exported, deployed"),
-        ([TUNE, SPEEDUP], "E242 .*target of speedup times an exported file"),
+        ([*EXPORTED, {"benchmark": {"profile": True}}], "E242 .*stages.3.*profile.*two files"),
+        ([*EXPORTED, {"benchmark": {"device": "cuda"}}], "E242 .*stages.3.*device.*on the CPU only"),
+        ([TUNE, SPEEDUP], "E242 .*target of speedup times one exported file"),
+        ([TUNE, {"merge": None}, {"export": {"runtime": "openvino"}}], "E646 .*a model that generates"),
     ],
 )
 def test_what_cannot_be_is_told_before_training(stages, code, tmp_path):

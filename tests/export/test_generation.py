@@ -17,10 +17,11 @@ from compressor.checkpoint import save_checkpoint
 from compressor.errors import CheckError, UserError
 from compressor.models.anatomy import layers_of
 from compressor.pruning.surgery import Removal, remove
-from export.generation.greedy import Decoder, generate, open_generator, open_live
+from export.generation.greedy import generate, open_generator, open_live
 from export.graph.decoder import trace_encoder, trace_generator
 from export.graph.files import save
 from export.latency.worker import encoding, session_writer
+from export.runtimes.decoders import Decoder
 from export.runtimes.sessions import session
 from export.standalone.folder import export_folder
 from pipelines.cli.commands import main

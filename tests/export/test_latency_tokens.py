@@ -7,7 +7,9 @@ from compressor.checkpoint import save_checkpoint
 from export.graph.decoder import trace_generator
 from export.graph.files import save
 from export.latency.measure import TOKENS, LatencyVariant, measure
-from export.latency.worker import encoding, torch_writer
+from export.latency.worker import encoding, session_writer, torch_writer
+from export.runtimes.decoders import Decoder
+from export.runtimes.sessions import session
 from tests.compressor.conftest import tiny
 from tests.compressor.test_heads import GENERATES
 
@@ -25,6 +27,28 @@ def test_pytorch_writes_behind_the_same_prompt_every_time(model):
     assert writer(prompts, 3) > 0 and writer(prompts, 2) > 0
     seen.remove()
     assert lengths == [6, 7, 8, 9, 7, 8]
+
+
+def test_a_decoder_behind_an_encoder_writes_on_the_same_source_every_time(tmp_path):
+    """In both, the source is read once and its tokens come one at a time."""
+    model = tiny("t5", torch.float32, auto=GENERATES["t5"])
+    for name, graph in trace_generator(model).items():
+        save(graph, tmp_path / f"{name}.onnx")
+    lengths = {"torch": [], "onnx": []}
+    model.register_forward_hook(lambda *given: lengths["torch"].append(given[-1].past_key_values.get_seq_length()))
+    live, prompts = session(tmp_path / "decoder_model.onnx"), encoding(2, 6, 99, start=0)
+    run = Decoder.__call__
+
+    def counted(self, *given):
+        logits = run(self, *given)
+        lengths["onnx"].append(self.mask.shape[1])
+        return logits
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Decoder, "__call__", counted)
+        for writer in (torch_writer(model), session_writer(live)):
+            assert writer(prompts, 3) > 0 and writer(prompts, 2) > 0
+    assert lengths["torch"] == lengths["onnx"] == [1, 2, 3, 4, 2, 3]
 
 
 @pytest.mark.slow

@@ -382,8 +382,7 @@ def test_the_file_passes_check_as_it_is(kind, tmp_path, models):
     columns = told.get("text", KINDS_OF_TASKS[kind].text)
     assert list(pipeline.task.text_columns) == ([columns] if isinstance(columns, str) else columns)
     names = [entry.name for entry in pipeline.stages]
-    exported = [] if kind == "text2text" else ["export", *["deploy"] * (kind != "generation"), "benchmark"]
-    assert names == ["tune", "prune", "recover", "merge", *exported, "report"]
+    assert names == ["tune", "prune", "recover", "merge", "export", "deploy", "benchmark", "report"]
     assert valid(read_yaml(tmp_path / "pipeline.yaml").data)
     text = (tmp_path / "pipeline.yaml").read_text()
     assert "train: data/train" in text and max(map(len, text.splitlines())) < 200

@@ -245,14 +245,6 @@ def test_a_repository_of_generators(exported, tmp_path):
         write_generator(tmp_path, "other", *exported, precision="int8")
 
 
-def test_an_encoder_and_its_decoder_are_not_served(exported, tmp_path):
-    facts = json.loads((exported[0] / "export.json").read_text())
-    (entry,) = facts["files"].values()
-    (tmp_path / "export.json").write_text(json.dumps(facts | {"files": {"encoder": entry, "decoder": entry}}))
-    with pytest.raises(UserError, match="E726"):
-        write_generator(tmp_path / "repository", "writer", tmp_path, exported[1])
-
-
 @pytest.fixture
 def decoding(monkeypatch):
     """The backend's module, as the server's stub imports it."""

@@ -24,6 +24,11 @@ from compressor.tasks.predictions import IGNORED
 from compressor.tasks.rows import Split
 from compressor.tasks.task_kind import Example, text_cells
 
+TIMED = (
+    "Latency is that of the first token: the encoder over a whole source, and one step of the decoder behind it. The tokens "
+    "that follow are timed apart. FLOPs are counted for a source and a target of so many tokens each."
+)
+
 
 def source(row: Mapping[str, Any], task: TaskConfig, path: Path, line: int) -> tuple[str]:
     """The source of a row with the task's prefix. Raises UserError E206."""
@@ -71,8 +76,7 @@ KIND = replace(
     name="text2text",
     example=example,
     texts=source,
-    # what generation notes about its latency is not measured here
-    metrics=tuple(replace(metric, note="") for metric in generation.KIND.metrics),
+    metrics=tuple(replace(metric, note=TIMED if metric.note else "") for metric in generation.KIND.metrics),
     auto_class=TEXT2TEXT,
     encode=encode,
     smooths=True,

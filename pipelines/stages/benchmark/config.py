@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
+from compressor.models.hub import TEXT2TEXT
+from compressor.tasks.task_kind import kind_of
 from export.runtimes.runtime_registry import DEFAULT, RUNNABLE, RUNTIMES
-from pipelines.engine.stage import Entry, Problem, Stage, StageConfig, each_once, entries_after
+from pipelines.engine.stage import Entry, Problem, Stage, StageConfig, each_once, entries_after, one_task_only
 from pipelines.file import limits
 
 if TYPE_CHECKING:
@@ -72,6 +74,18 @@ def check(config: BenchmarkConfig, earlier: tuple[Entry, ...]) -> Iterable[Probl
         yield Problem("E403", what, "Remove the key, or use device: cpu", ("profile",))
 
 
+def with_tasks(config: BenchmarkConfig, many: bool, kinds: Sequence[str]) -> Iterable[Problem]:
+    yield from one_task_only(config, many, kinds)
+    if not any(kind_of(kind).auto_class == TEXT2TEXT for kind in kinds):
+        return
+    if config.profile:
+        what = "a decoder behind an encoder is two files, which no profile is made of"
+        yield Problem("E242", what, "Remove the key", ("profile",))
+    if config.device != "cpu":
+        what = "a decoder behind an encoder is timed on the CPU only"
+        yield Problem("E242", what, "Remove the key", ("device",))
+
+
 def _not_for_cuda(export: Entry) -> Iterable[Problem]:
     """The runtimes, and the precisions of the others, that CUDA does not compute."""
     able = [name for name in RUNNABLE if "cuda" in RUNTIMES[name].devices()]
@@ -129,10 +143,10 @@ def estimate(config: BenchmarkConfig, plan: Plan, before: Plan, rows: dict[str, 
 
 
 def _generates(plan: Plan) -> bool:
-    """Whether the model of a plan is a decoder that writes texts."""
-    from compressor.models.hub import GENERATES, auto_class_of
+    """Whether the model of a plan writes texts."""
+    from compressor.models.hub import GENERATIVE, auto_class_of
 
-    return auto_class_of(plan.model) == GENERATES
+    return auto_class_of(plan.model) in GENERATIVE
 
 
 def surroundings(config: BenchmarkConfig) -> dict[str, Any]:
@@ -153,6 +167,7 @@ STAGE = Stage(
     version=12,
     run="pipelines.stages.benchmark.run:run",
     check=check,
+    with_tasks=with_tasks,
     estimate=estimate,
     device=lambda config: config.device,
     surroundings=surroundings,

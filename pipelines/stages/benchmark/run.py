@@ -11,15 +11,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from compressor.checkpoint import load, save_checkpoint
 from compressor.cost import ModelShape, paper_flops_ratio, shape_of
 from compressor.deltas.links import merge_all
 from compressor.models.first_token import reads_first_token
-from compressor.models.hub import end_id
+from compressor.models.hub import TEXT2TEXT, end_id
 from compressor.models.modules import STRUCTURES
+from compressor.models.special_tokens import start_id
 from compressor.pruning.weights import nonzeros
+from compressor.tasks import GENERATED
 from compressor.tasks.data import Data, MetricInputs
-from compressor.tasks.features import model_rows, torch_forward
+from compressor.tasks.features import DECODER_IDS, model_rows, torch_forward
+from compressor.tasks.task_kind import kind_of
 from export.latency.core_time import disturbance
 from export.latency.machine_limits import Limits, measure_limits
 from export.latency.measure import TOKEN_SECONDS, TOKENS, LatencyVariant, Measurement, measure
@@ -136,7 +141,20 @@ def real_passes(config: BenchmarkConfig, data: Data, seed: int) -> list[Pass]:
     if not config.real_lengths:
         return []
     rows = model_rows(data.validation.draw(max(map(rows_of, config.batch)), seed).tokens)
-    return passes_of(rows, data.pad_id, config.batch)
+    return passes_of([at_first_token(row) for row in rows], data.pad_id, config.batch)
+
+
+def at_first_token(row: dict[str, list[int]]) -> dict[str, list[int]]:
+    """A row as it comes to a server: behind an encoder there is nothing but the decoder's start token."""
+    if DECODER_IDS not in row:
+        return row
+    return {**{name: row[name] for name in ("input_ids", "attention_mask")}, DECODER_IDS: row[DECODER_IDS][:1]}
+
+
+def inputs_of(dense: nn.Module, folder: Path, data: Data) -> dict[str, Any]:
+    """The options of a `LatencyVariant` for the random rows of a model, the base model's being in `folder`."""
+    start = start_id(dense.config, data.pad_id) if dense.config.is_encoder_decoder and data.kind.generates else None
+    return {"vocabulary": dense.config.vocab_size, "end": end_id(folder), "start": start}
 
 
 def timed_passes(
@@ -158,7 +176,7 @@ def timed_tokens(
     workspace: Workspace,
 ) -> list[Measurement]:
     """Every variant of a model that generates, on one token at a time behind prompts of every shape. Raises UserError E603."""
-    if inputs.task.kind != "generation" or not config.further_tokens:
+    if inputs.task.kind not in GENERATED or not config.further_tokens:
         return []
     if config.device != "cpu":
         workspace.say("tokens behind a prompt are timed on the CPU only")
@@ -188,8 +206,9 @@ def profiles_of(
 
 
 def limits_of(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> Limits | None:
-    """The rates of this machine's CPU with the run's threads; None on a GPU, where unwanted and where not measurable."""
-    if config.device != "cpu" or not config.machine_limits:
+    """The rates of this machine's CPU with the run's threads; None on a GPU, where unwanted and where not measurable, and for a
+    decoder behind an encoder: FLOPs are not counted for one token behind a text."""
+    if config.device != "cpu" or not config.machine_limits or kind_of(inputs.task.kind).auto_class == TEXT2TEXT:
         return None
     limits = measure_limits(inputs.threads)
     if limits is None:
@@ -240,7 +259,7 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
         facts = (shape_of, nonzeros, reads_first_token)
         shapes, remaining, first = ({name: fact(model) for name, model in models.items()} for fact in facts)
         metric_inputs = {row.name: evaluate(row, data, workspace, inputs.threads, config.device) for row in rows}
-        words = {"vocabulary": dense.config.vocab_size, "end": end_id(inputs.base.folder)}
+        words = inputs_of(dense, inputs.base.folder, data)
         variants = [LatencyVariant(row.name, row.runtime, row.path, config.device, **words) for row in rows]
         limits = limits_of(config, inputs, workspace)
         grid = [(batch, length) for length in config.length for batch in config.batch]

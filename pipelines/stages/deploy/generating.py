@@ -18,7 +18,7 @@ from pipelines.engine.stage import Inputs, Workspace
 from pipelines.stages.deploy.config import DeployConfig
 from serving.deployment.answers import Answer, tensor, write_answers
 from serving.deployment.triton_control import Control, Refused
-from serving.generator_repository import version_facts, write_generator
+from serving.generator_repository import Source, version_facts, write_generator
 from serving.layout.generator_config import PIECES
 from serving.layout.text_outputs import TEXT, TEXT_SUFFIX
 from serving.server import EmbeddedServer
@@ -34,7 +34,8 @@ def deploy_generator(config: DeployConfig, inputs: Inputs, data: Data, workspace
     """Write repository/NAME-text and compare what a live server generates. Raises CheckError E610, E616."""
     exported, precision = exported_folder(config, inputs)
     repository = workspace.folder / "repository"
-    write_generator(repository, config.name, exported, inputs.base.folder, precision=precision, threads=config.threads)
+    options = {"precision": precision, "threads": config.threads, "source": source_of(inputs.task)}
+    write_generator(repository, config.name, exported, inputs.base.folder, **options)
     with workspace.progress("generating, locally and through the live server", PROMPTS) as bar:
         log = workspace.log_folder / "triton.log"
         answers = compare_streamed(repository, config.name, exported, precision, inputs, log, bar.advance)
@@ -57,12 +58,13 @@ def compare_streamed(
     """What a live server generates after validation prompts, which must be what a local session does.
 
     Raises CheckError E610, UserError E7xx."""
-    facts = vars(version_facts(facts_of(exported)["generation"], inputs.base.folder, precision))
+    generation, source = facts_of(exported)["generation"], source_of(inputs.task)
+    facts = vars(version_facts(generation, inputs.base.folder, precision, source))
     tokenizer = tokenizer_of_prompts(inputs.base.folder)
     live, answers = open_live(exported, precision, threads=inputs.threads), []
     with EmbeddedServer(repository, log_path=log) as server:
         for prompt in prompts_of(inputs.task):
-            most = min(TOKENS, facts["positions"] - len(ids_of(tokenizer, prompt)))
+            most = min(TOKENS, room_behind(prompt, tokenizer, facts))
             expected = local_text(live, tokenizer, prompt, facts, most)
             answer = served_answer(Control.at(server.url), f"{name}{TEXT_SUFFIX}", prompt, most)
             (given,) = answer.outputs[0]["data"]
@@ -74,9 +76,14 @@ def compare_streamed(
     return answers
 
 
+def source_of(task: TaskConfig) -> Source | None:
+    """How the server reads a text of an encoder; None for a decoder alone."""
+    return None if kind_of(task.kind).continues else Source(task.max_length, task.prefix or "")
+
+
 def prompts_of(task: TaskConfig) -> list[str]:
-    """The first validation prompts."""
-    return [prompt for (prompt,) in read_task(task).validation.texts[:PROMPTS]]
+    """The first validation prompts, or sources without their prefix, which the server puts before them."""
+    return [prompt.removeprefix(task.prefix or "") for (prompt,) in read_task(task).validation.texts[:PROMPTS]]
 
 
 def tokenizer_of_prompts(folder: Path) -> PreTrainedTokenizerFast:
@@ -84,20 +91,28 @@ def tokenizer_of_prompts(folder: Path) -> PreTrainedTokenizerFast:
     return task_tokenizer(folder, kind_of("generation"))
 
 
-def ids_of(tokenizer: PreTrainedTokenizerFast, prompt: str) -> list[int]:
-    """The tokens of a prompt that is to be continued."""
+def ids_of(tokenizer: PreTrainedTokenizerFast, prompt: str, facts: dict[str, Any]) -> list[int]:
+    """The tokens of a prompt that is to be continued, or of a source, as training reads them."""
     from serving.backends.decoding import not_ended
 
-    return not_ended(tokenizer(prompt).encodings[0])
+    if facts["start"] is None:
+        return not_ended(tokenizer(prompt).encodings[0])
+    return tokenizer(facts["prefix"] + prompt, truncation=True, max_length=facts["max_length"])["input_ids"]
+
+
+def room_behind(prompt: str, tokenizer: PreTrainedTokenizerFast, facts: dict[str, Any]) -> int:
+    """How many tokens a model can generate: all its positions behind an encoder, else those that the prompt leaves."""
+    return facts["positions"] - (0 if facts["start"] is not None else len(ids_of(tokenizer, prompt, facts)))
 
 
 def local_text(live: Any, tokenizer: PreTrainedTokenizerFast, prompt: str, facts: dict[str, Any], most: int = TOKENS) -> str:
-    """The greedy continuation of at most `most` tokens, put together as the backend does."""
+    """What greedy generation of at most `most` tokens gives, put together as the backend does."""
     from serving.backends.decoding import Settings, Text
 
-    ids = np.array([ids_of(tokenizer, prompt)])
+    ids = np.array([ids_of(tokenizer, prompt, facts)])
     text, pieces = Text(tokenizer.backend_tokenizer, Settings(max_tokens=most), frozenset(facts["ends"])), []
-    for token in generate(live, ids, np.ones_like(ids), most, ends=facts["ends"], pad=facts["pad_id"])[0].tolist():
+    options = {"ends": facts["ends"], "pad": facts["pad_id"], "start": facts["start"]}
+    for token in generate(live, ids, np.ones_like(ids), most, **options)[0].tolist():
         pieces.append(text.add(token))
         if text.finish:
             break

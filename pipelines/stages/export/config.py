@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator
 
 from compressor.errors import UserError
-from compressor.models.hub import TEXT2TEXT
 from compressor.processor import weight_bits
-from compressor.tasks.task_kind import kind_of
 from export.runtimes.runtime_registry import CPU_PRECISIONS, DEFAULT, PRECISIONS, RUNNABLE, RUNTIMES, packages_of
-from pipelines.engine.stage import Entry, Problem, Stage, StageConfig, each_once, one_task_only
+from pipelines.engine.stage import Entry, Problem, Stage, StageConfig, each_once
 from pipelines.file import limits
 
 if TYPE_CHECKING:
@@ -125,20 +123,12 @@ def check(config: ExportConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]
             yield Problem("E641", "only precision: auto uses this key", "Remove it, or write precision: auto", (key,))
 
 
-def with_tasks(config: ExportConfig, many: bool, kinds: Sequence[str]) -> Iterable[Problem]:
-    yield from one_task_only(config, many, kinds)
-    if any(kind_of(kind).auto_class == TEXT2TEXT for kind in kinds):
-        what = "a model from text to text is not exported, deployed or benchmarked by a pipeline"
-        fix = "Remove export and what follows it but report; compress export takes the merged folder"
-        yield Problem("E242", what, fix)
-
-
 def plan(config: ExportConfig, plan: Plan) -> Plan:
     """Raises UserError E644 where `merge: false` is impossible, E646 for what a generative model does not support."""
     from compressor.deltas.factored import require_factorable
-    from compressor.models.hub import GENERATES, auto_class_of
+    from compressor.models.hub import GENERATIVE, auto_class_of
 
-    if auto_class_of(plan.model) == GENERATES:
+    if auto_class_of(plan.model) in GENERATIVE:
         check_generating(config)
     for runtime in config.runtime:
         for precision in config.precisions_of(runtime):
@@ -202,7 +192,6 @@ STAGE = Stage(
     run="pipelines.stages.export.run:run",
     check=check,
     plan=plan,
-    with_tasks=with_tasks,
     estimate=estimate,
     lengths=lambda config: [(("length",), config.length)] if config.length else [],
     surroundings=surroundings,

@@ -1,4 +1,4 @@
-"""Stage `export` for a generative model: one graph with a cache, checked on real rows and by its generated tokens."""
+"""Stage `export` for a generative model: its graphs with a cache, checked on real rows and by the tokens they generate."""
 
 from __future__ import annotations
 
@@ -40,10 +40,12 @@ def export_generator(
         facts = write_generating(loaded, folder, config.precision, GENERATING.can_fuse(model), SINGLE_FILE_LIMIT, **options)
         bar.advance()
     exported = Exported({GENERATING.key: {}})
-    for key, proof in zip(list(facts["files"]), list(facts["parity"]), strict=True):
-        file = facts["files"][key]
-        if not _proven(prover, folder / file["path"], file["precision"], proof, exported):
-            del facts["files"][key]
+    for proof in list(facts["parity"]):
+        # of an encoder and a decoder, the decoder's file comes last and stands for both
+        keys = [key for key, file in facts["files"].items() if file["precision"] == proof["precision"]]
+        path = folder / facts["files"][keys[-1]]["path"]
+        if not _proven(prover, path, proof["precision"], proof, exported):
+            facts["files"] = {key: file for key, file in facts["files"].items() if key not in keys}
             facts["parity"].remove(proof)
     if not exported.files[GENERATING.key]:
         raise CheckError(**exported.failures[0])

@@ -26,7 +26,7 @@ from export.parity.compare import ParityResult, Unlabelled, failure
 from export.parity.sides import Outputs, compare_outputs, runs, telling_rows
 from export.parity.suspects import suspect_in_graph
 from export.runtimes.runtime import Runtime
-from export.runtimes.sessions import parity_session, run, session
+from export.runtimes.sessions import parity_session, plain_session, run, session
 from pipelines.engine.stage import Workspace
 from pipelines.stages.loading import judge_rows, predict_rows
 from pipelines.stages.parity_checks import outputs_of
@@ -97,7 +97,7 @@ class Prover:
         does not run, UserError E602 where it is damaged."""
         live = parity_session(runtime, path, precision, self.threads)
         with runs(hop):
-            live = runtime.open_plain(path) if plain else live
+            live = plain_session(runtime, path) if plain else live
             return outputs_of(partial(run, live), self.rows, self.data, self.workspace, hop, more=self.more)
 
     def compare(

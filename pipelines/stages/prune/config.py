@@ -301,13 +301,13 @@ def planned(search: TargetSearch, plan: Plan) -> Plan:
 
 
 def check_timed(target: Target, plan: Plan) -> None:
-    """Raises UserError E646 where the timed file would be another than the one `export` writes, E242 where it writes none; E901
-    and E904 where this machine cannot time it."""
+    """Raises UserError E646 where the timed file would be another than the one `export` writes, E242 where it writes two for a
+    model; E901 and E904 where this machine cannot time it."""
     from compressor.models.hub import GENERATES, TEXT2TEXT, auto_class_of
 
     timed_packages(target)
     if auto_class_of(plan.model) == TEXT2TEXT:
-        what = f"a target of {target.goal} times an exported file, which there is none of a model from text to text"
+        what = f"a target of {target.goal} times one exported file, and a model from text to text is two"
         raise UserError("E242", what, "Give a target of flops or parameters, or what to remove")
 
     able = [row for row in RUNTIMES.values() if row.generating]

@@ -1,6 +1,7 @@
-"""Texts continued, as a stream: a python-based Triton backend for decoders with a key and value cache (decoupled).
+"""Texts continued or answered, as a stream: a python-based Triton backend for decoders with a key and value cache (decoupled),
+alone or behind an encoder.
 
-A request has one text and sends back pieces of its continuation, the last with FINISH. One thread computes all requests of an
+A request has one text and sends back pieces of what follows it, the last with FINISH. One thread computes all requests of an
 instance together, token by token; a new one joins at the next token. Triton runs this file in its Python stub; it needs numpy,
 tokenizers, onnxruntime and the files beside it.
 """
@@ -13,9 +14,11 @@ import triton_python_backend_utils as pb_utils
 from decoding import Batch, Settings, Text, prompt_ids
 from door import Refused
 from onnxruntime_engine import Engine
-from text_rows import open_tokenizer, text_of
+from text_rows import GENERATED, open_tokenizer, text_of
 from triton_requests import error_response, open_engine, read_config, response_of
 
+ENCODER = "encoder.onnx"
+"""The file of the encoder that a decoder's model.onnx is behind."""
 MOST_STREAMS, MOST_WAITING = 8, 256
 """Requests that are computed together, and that wait, where the config has no `max_streams` and `max_waiting`."""
 
@@ -51,16 +54,20 @@ class Stream:
 
 
 class TritonPythonModel:
-    """One model instance: one session, and the thread that generates."""
+    """One model instance: one session, of a decoder behind an encoder two, and the thread that generates."""
 
     def initialize(self, args):
         """Open the version's model and tokenizer. Raises TritonModelException, shown in Triton's log."""
         config, settings, version, self.facts = read_config(args)
-        if self.facts.get("task") != "generation":
+        if self.facts.get("task") not in GENERATED:
             raise pb_utils.TritonModelException(f"serving.json of version {version.name} is missing or not of a generation")
-        self.batch = Batch(open_engine(Engine, args, config, settings, version, self.facts).session)
+        self.start = self.facts.get("start")
+        parts = [None] if self.start is None else [None, ENCODER]
+        opened = [open_engine(Engine, args, config, settings, version, self.facts, file).session for file in parts]
+        self.batch = Batch(*opened, start=self.start)
         self.tokenizer = open_tokenizer(version / "tokenizer" / "tokenizer.json", self.facts)
-        self.tokenizer.no_truncation()
+        if self.start is None:  # a prompt is not cut, a source is
+            self.tokenizer.no_truncation()
         self.ends = frozenset(self.facts.get("ends", ()))
         self.most = int(settings.get("max_streams", MOST_STREAMS))
         self.waiting = queue.Queue(int(settings.get("max_waiting", MOST_WAITING)))
@@ -86,14 +93,23 @@ class TritonPythonModel:
         values = {tensor.name(): tensor.as_numpy().reshape(-1) for tensor in request.inputs()}
         if len(values["TEXT"]) != 1:
             raise Refused("TEXT must be one text")
-        ids = prompt_ids(self.tokenizer, text_of(values["TEXT"][0]))
         settings = settings_of(values)
-        most = self.facts["positions"]
-        if not ids or len(ids) + settings.max_tokens > most:
-            what = f"a text of {len(ids)} tokens and MAX_TOKENS {settings.max_tokens}"
-            raise Refused(f"{what}: together this model takes from 1 to {most} tokens, at least one in the text")
+        ids = self.ids_of(text_of(values["TEXT"][0]), settings.max_tokens)
         streamed = bool(values["STREAM"][0]) if "STREAM" in values else True
         return Stream(sender, ids, Text(self.tokenizer, settings, self.ends), settings, streamed)
+
+    def ids_of(self, text, new):
+        """The tokens of a prompt, or of a source with the task's prefix, which `new` tokens may follow. Raises Refused."""
+        most = self.facts["positions"]
+        if self.start is None:
+            ids = prompt_ids(self.tokenizer, text)
+            if not ids or len(ids) + new > most:
+                what = f"a text of {len(ids)} tokens and MAX_TOKENS {new}"
+                raise Refused(f"{what}: together this model takes from 1 to {most} tokens, at least one in the text")
+            return ids
+        if not text.strip() or new > most:
+            raise Refused(f"a text of {len(text.strip())} characters and MAX_TOKENS {new}: from 1, and at most {most}")
+        return self.tokenizer.encode(self.facts.get("prefix", "") + text.strip()).ids
 
     def generate(self):
         """Compute what waits until None comes."""

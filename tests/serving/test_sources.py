@@ -1,0 +1,100 @@
+"""An encoder with its decoder on a live server: texts of many requests in one batch, each as the bare loop generates it."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from compressor.checkpoint import save_checkpoint
+from export.generation.greedy import open_generator
+from export.standalone.folder import export_folder
+from serving.generator_repository import Source, write_generator
+from serving.layout.version_file import read_version
+from serving.server import EmbeddedServer
+from tests.compressor.conftest import tiny
+from tests.compressor.test_heads import GENERATES
+from tests.serving.test_generators import generate
+
+START, END = 1, 2
+"""Of the tiny T5's config, and of the tokenizer here."""
+PREFIX, MAX_LENGTH = "w3 w4 ", 8
+SOURCES = ["w5 w6 w7 w8 w9", "w8 w9", "w5 w7 w9 w11 w13 w15 w17 w19 w21", "w20"]
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """A T5's export, and the folder of its tokenizer and config."""
+    root = tmp_path_factory.mktemp("t5")
+    model = tiny("t5", torch.float32, auto=GENERATES["t5"])
+    torch.manual_seed(10)
+    # a tied head says one token for ever
+    model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
+    model.lm_head.weight.data[[0, END]] /= 2
+    words = {{0: "<pad>", END: "</s>"}.get(number, f"w{number}"): number for number in range(model.config.vocab_size)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", END)])
+    named = {"unk_token": "<pad>", "pad_token": "<pad>", "eos_token": "</s>"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named).save_pretrained(root / "words")
+    model.config.eos_token_id = model.generation_config.eos_token_id = END
+    save_checkpoint(model, root / "model", root / "words")
+    export_folder(str(root / "model"), root / "onnx", precisions=["fp32"])
+    return root / "onnx", root / "model"
+
+
+@pytest.fixture(scope="module")
+def server(exported, tmp_path_factory, triton):
+    repository = tmp_path_factory.mktemp("served")
+    write_generator(repository, "writer", *exported, threads=1, source=Source(MAX_LENGTH, PREFIX))
+    with EmbeddedServer(repository, log_path=tmp_path_factory.mktemp("log") / "triton.log") as running:
+        yield running
+
+
+def bare(exported, source, count):
+    """The words that the bare loop generates: the source is cut behind its prefix, and ends with the end token."""
+    ids = np.array([[*(int(word[1:]) for word in (PREFIX + source).split()[: MAX_LENGTH - 1]), END]])
+    tokens = open_generator(exported[0])(ids, np.ones_like(ids), count)[0].tolist()
+    return [f"w{token}" for token in tokens[: tokens.index(END) if END in tokens else None]]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_stream_is_what_the_bare_loop_generates(server, exported, source):
+    expected = bare(exported, source, 24)
+    assert len(set(expected)) > 3, "a text that shows something"
+    pieces, tokens, finish = generate(server, f" {source}\n", MAX_TOKENS=24)
+    assert "".join(pieces).split() == expected
+    assert (finish, tokens) == (("length", 24) if len(expected) == 24 else ("end", len(expected) + 1))
+
+
+def test_many_at_a_time_are_as_alone(server, exported):
+    """They join and leave one batch at different tokens, with sources of different lengths."""
+    asked = [(SOURCES[number % 4], 3 + 5 * (number % 5)) for number in range(20)]
+    with ThreadPoolExecutor(10) as pool:
+        given = list(pool.map(lambda one: generate(server, one[0], MAX_TOKENS=one[1]), asked))
+    for (source, count), (pieces, _, _) in zip(asked, given, strict=True):
+        assert "".join(pieces).split() == bare(exported, source, count)
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "words"),
+    [(" ", {}, "0 characters"), ("w5", {"MAX_TOKENS": 4096}, "at most 2048"), ("w5", {"TOP_P": 0.0}, "TOP_P is 0.0")],
+)
+def test_requests_that_are_wrong_are_refused_alone(server, exported, text, options, words):
+    from tritonclient.utils import InferenceServerException
+
+    with pytest.raises(InferenceServerException, match=words):
+        generate(server, text, **{"MAX_TOKENS": 4, **options})
+    assert "".join(generate(server, SOURCES[1], MAX_TOKENS=4)[0]).split() == bare(exported, SOURCES[1], 4)
+
+
+def test_a_version_holds_both_files_and_how_a_source_is_read(exported, tmp_path):
+    version = write_generator(tmp_path, "writer", *exported, source=Source(MAX_LENGTH, PREFIX)) / "1"
+    for served, written in (("model.onnx", "decoder_model.onnx"), ("encoder.onnx", "encoder_model.onnx")):
+        assert (version / served).read_bytes() == (exported[0] / written).read_bytes()
+    facts = read_version(version)
+    assert (facts.task, facts.start, facts.prefix, facts.max_length) == ("text2text", START, PREFIX, MAX_LENGTH)
+    assert json.loads((version / "serving.json").read_text())["start"] == START
