@@ -125,8 +125,7 @@ def _checked_columns(path: Path, task: TaskConfig) -> CheckedRows:
     if kind.generates:
         rows = [(line, single) for line, row in rows for single in _with_each(row, task.label)]
     checked = [(line, *kind.example(row, task, path, line)) for line, row in rows]
-    if kind.names_classes:
-        require_one_type([(line, row[task.label]) for line, row in rows], task.label, path)
+    require_one_type([(line, name) for line, row in rows for name in kind.classes(row[task.label])], task.label, path)
     if not kind.generates:
         require_sentences([texts for _, texts, _ in checked], task, path)
     return checked
@@ -161,7 +160,7 @@ def require_one_type(labels: Sequence[tuple[int, object]], name: str, path: Path
     """Raises UserError E235 for labels of different types in one file (1 and "one"), or one number in two spellings (1, 1.0):
     they would be different classes, or one class by accident."""
     words = {str: "text", int: "an integer", bool: "true or false"}
-    first_line, first = labels[0]
+    first_line, first = labels[0] if labels else (0, None)
     seen, spelt = set(), {}
     for line, label in labels:
         if (type(label), label) in seen:

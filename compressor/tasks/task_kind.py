@@ -116,7 +116,7 @@ class TaskKind:
     - `truncates`: whether rows longer than `max_length` are cut, and not refused;
     - `least_tokens`: (tokenizer, split) -> the least `max_length` of each row that is cut, but refused where that cuts off what
       it is about; [] where nothing is refused;
-    - `names_classes`: whether a cell of the label column is a class, of which all must be written alike (E235);
+    - `classes`: a valid cell of the label column -> the classes that it names, which must all be written alike (E235);
     - `augments`: whether a text with other words is still a row of the kind: it holds no marks, and no label belongs to a word;
     - `shares_base`: whether a model of several `tasks` may have one of this kind, beside others of the same `auto_class`;
     - `metrics`: the first is the one for checks, intervals and reports, unless a task chooses another;
@@ -161,7 +161,7 @@ class TaskKind:
     sentences: int = 2
     truncates: bool = True
     least_tokens: Callable[[Any, Split], list[int]] = lambda tokenizer, split: []
-    names_classes: bool = False
+    classes: Callable[[Any], list] = lambda cell: []
     augments: bool = False
     shares_base: bool = False
     auto_class: str = SEQUENCES

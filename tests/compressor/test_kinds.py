@@ -66,6 +66,7 @@ MISTAKES = [
     ("multilabel", {"labels": ["joy", 0.5]}, "E220", "0.5 in column 'labels' is not a label"),
     ("multilabel", {"labels": "joy,, anger"}, "E220", "'' in column 'labels' is not a label"),
     ("multilabel", {"labels": "joy; joy"}, "E220", "label 'joy' appears twice"),
+    ("multilabel", {"labels": "2, 02"}, "E235", "label '02' is the same number as '2'"),
     ("multilabel", {"text": " "}, "E206", "not text"),
     ("choices", {"choices": "was dull"}, "E223", "holds 'was dull', not a list of two choices"),
     ("choices", {"choices": ["was dull"]}, "E223", "not a list of two choices or more"),

@@ -62,7 +62,8 @@ def outputs(task: TaskConfig, labels: list[str]) -> list[str]:
 
 def in_order(names: set[str]) -> list[str]:
     """Labels in the order of a model's outputs: integers by number, words alphabetically."""
-    return sorted(names, key=int) if all(INTEGER.fullmatch(name) for name in names) else sorted(names)
+    # not by the number alone: two spellings of one would be in another order in every process
+    return sorted(sorted(names), key=int) if all(INTEGER.fullmatch(name) for name in names) else sorted(names)
 
 
 def targets(path: Path, column: Column, names: list[str]) -> list[int]:
@@ -166,7 +167,7 @@ KIND = TaskKind(
     loss=loss,
     distillation=distillation_loss,
     smooths=True,
-    names_classes=True,
+    classes=lambda cell: [cell],
     imitation=imitation_loss,
     metrics=(
         Metric("accuracy", "accuracy", accuracy, " %"),

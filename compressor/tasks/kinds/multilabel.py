@@ -195,6 +195,8 @@ def prediction(names: Sequence[str], logits: np.ndarray, *_: object) -> LabelsFo
 
 KIND = TaskKind(
     name="multilabel",
+    # 2 in one list and "2" in another are one label
+    classes=lambda cell: [read(member) for member in cells_of(cell)],
     example=example,
     outputs=outputs,
     targets=targets,
