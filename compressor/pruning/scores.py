@@ -53,16 +53,15 @@ def weight_scores(
 ) -> list[Tensor]:
     """Σ|ΔW|, Σ|W| or Σ|W + ΔW| over a unit's rows and columns: one tensor (units,) per block. `modules`: of these alone.
 
-    Raises UserError E502 when the criterion is delta and no matrix of the structure has one, E409 where a weight is not finite.
+    Of a block where nothing changed the criterion delta is 0. Raises UserError E502 when that is every block, E409 where a
+    weight is not finite.
     """
     require_one_of("criterion", criterion, SUMS)
+    if criterion == "delta":
+        _require_tuned(model, structure, changes, modules)
     scores = []
     for layer, units in zip(layers_of(model), units_of(model, structure), strict=True):
         matrices = [(layer.matrix(name), rows) for name, rows in _scored_matrices(layer, structure, modules)]
-        if units and criterion == "delta" and not any(matrix.path in changes for matrix, _ in matrices):
-            names = ", ".join(matrix.name for matrix, _ in matrices)
-            what = f"{structure} by criterion delta: nothing was tuned on {names} of {layer.path}"
-            raise UserError("E502", what, "Tune one of these modules, or use taylor or weight")
         total = torch.zeros(units)
         for matrix, rows in matrices if units else ():
             sums = _magnitudes(matrix, criterion, changes).sum(dim=1 if rows else 0)
@@ -70,6 +69,16 @@ def weight_scores(
             total = total + sums.view(units, -1).sum(dim=1).cpu()
         scores.append(total)
     return scores
+
+
+def _require_tuned(model: nn.Module, structure: Structure, changes: Changes, modules: Collection[str] | None) -> None:
+    """Raise UserError E502 where no matrix that a structure is scored by has changed in any block that has units."""
+    blocks = zip(layers_of(model), units_of(model, structure), strict=True)
+    scored = [layer.matrix(name) for layer, units in blocks if units for name, _ in _scored_matrices(layer, structure, modules)]
+    if scored and not any(matrix.path in changes for matrix in scored):
+        names = ", ".join(dict.fromkeys(matrix.name for matrix in scored))
+        what = f"{structure} by criterion delta: nothing was tuned on {names}"
+        raise UserError("E502", what, "Tune one of these modules, or use taylor or weight")
 
 
 def _scored_matrices(layer: Layer, structure: Structure, modules: Collection[str] | None = None) -> Iterator[tuple[str, bool]]:

@@ -92,6 +92,17 @@ def test_heads_are_scored_by_the_modules_that_are_named():
         weight_scores(model, "heads", "delta", changes_of(model), ("key",))
 
 
+def test_a_block_where_nothing_changed_is_least_needed_by_delta():
+    """Positions chosen over all matrices may all lie in other blocks."""
+    model = tuned(tiny("bert"), "lora", ("query",))
+    changes = changes_of(model)
+    del changes[layers_of(model)[1].matrix("query").path]
+    scores = weight_scores(model, "heads", "delta", changes)
+    assert not scores[1].any() and all(score.all() for number, score in enumerate(scores) if number != 1)
+    with pytest.raises(UserError, match=r"E502 heads by criterion delta: nothing was tuned on query, key, value\. Tune"):
+        weight_scores(model, "heads", "delta", {})
+
+
 def test_neuron_scores_take_rows_and_columns():
     model = tuned(tiny("bert"), "lora", ("ffn_in", "ffn_out"))
     layer, number = layers_of(model)[0], 7
