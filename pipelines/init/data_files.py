@@ -50,11 +50,12 @@ class DataTable:
 
 @dataclass(frozen=True)
 class Files:
-    """The training file, the validation file or None, and the files called test."""
+    """The training file, the validation file or None, the files called test, and those for validation that are left out."""
 
     train: Path
     validation: Path | None = None
     tests: tuple[Path, ...] = ()
+    unused: tuple[Path, ...] = ()
 
     @property
     def test(self) -> Path | None:
@@ -82,8 +83,9 @@ def find_files(data: Path, validates: bool = True) -> Files:
     files = _data_files(data if data.is_dir() else data.absolute().parent)
     train = _train_of(files, data) if data.is_dir() else data
     by_role = _by_role([path for path in files if path.name != train.name])
-    validation = _only(by_role["validation"], data, "validate") if validates else None
-    return Files(train, validation, tuple(by_role["test"]))
+    if not validates:
+        return Files(train, None, tuple(by_role["test"]), tuple(by_role["validation"]))
+    return Files(train, _only(by_role["validation"], data, "validate"), tuple(by_role["test"]))
 
 
 def _train_of(files: Sequence[Path], folder: Path) -> Path:

@@ -49,9 +49,9 @@ class DataColumn:
 
     @cached_property
     def distinct(self) -> list[str]:
-        """The column's distinct values, numbers in numeric order."""
-        values = set(self.texts)
-        return sorted(values, key=float) if self.numbers else sorted(values)
+        """The column's distinct values as they are spelt, numbers in numeric order."""
+        values = sorted(set(self.texts))
+        return sorted(values, key=float) if self.numbers else values
 
     @cached_property
     def filled(self) -> bool:
@@ -219,8 +219,9 @@ def _kind(table: DataTable, label: DataColumn) -> tuple[str, str]:
     if label.lists and all(map(is_labels, label.values)):
         return "multilabel", f"'{label.name}' holds lists of labels"
     count = len(label.distinct)
-    if label.numbers and (label.fractions or count > MOST_GRADES):
-        return "regression", f"'{label.name}' holds {count} different numbers, {label.distinct[0]} to {label.distinct[-1]}"
+    grades = sorted(set(map(float, label.distinct))) if label.numbers else []
+    if label.numbers and (label.fractions or len(grades) > MOST_GRADES):
+        return "regression", f"'{label.name}' holds {len(grades)} different numbers, {grades[0]:g} to {grades[-1]:g}"
     if count <= MOST_CLASSES:
         more = "; if they are grades, say --kind regression" if label.numbers and count > 3 else ""
         return "classification", f"'{label.name}' holds {count} different labels: {label.sample()}{more}"

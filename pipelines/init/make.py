@@ -100,6 +100,8 @@ def make(options: InitOptions, say: Say = lambda title, text: None) -> Made:
     faults of data and model, E801 and E804 if nothing can be written.
     """
     files, name = _chosen(options), _name(options.data)
+    # one folder may hold several pipelines of the same data, each with rows of its own
+    prefix = name if options.out.stem == defaults.USUAL_NAME else options.out.stem
     _check_free(options, files, [options.out])
     train, validation, guessed = _read(options, files)
     test = _test(options, files, guessed, train, say)
@@ -110,11 +112,14 @@ def make(options: InitOptions, say: Say = lambda title, text: None) -> Made:
         say(title, f"{value}: {guessed.why[title]}")
     for note in notes_on(train, guessed, options.text):
         say("note", note)
+    if options.split and files.unused:
+        names = ", ".join(path.name for path in files.unused)
+        say("note", f"{names} is not used: --split sets rows of {train.path.name} apart")
     say("model", options.model or f"{defaults.DEFAULT_MODEL}: the default")
     given: dict[str, DataTable] = {}
     with _beside(options.out) as scratch, _as_given(options.out, scratch, given):
         tables = {"train": train, "validation": validation, **({"test": test} if test else {})}
-        paths = {role: _placed(table, role, name, options.out, scratch) for role, table in tables.items()}
+        paths = {role: _placed(table, f"{prefix}-{role}", scratch) for role, table in tables.items()}
         given |= {str(paths[role]): table for role, table in tables.items() if table.copy}
         copies = [options.out.parent / path.name for path in paths.values() if path.parent == scratch]
         task, read = _task(guessed, paths)
@@ -271,11 +276,11 @@ def _place_in(table: DataTable, found: re.Match[str]) -> str:
     return str(table.path) if found[1] is None else f"{table.path}:{table.lines[int(found[1]) - 1]}"
 
 
-def _placed(table: DataTable, role: str, name: str, out: Path, scratch: Path) -> Path:
-    """The data file that the pipeline will read: the user's, or a copy written to `scratch`."""
+def _placed(table: DataTable, name: str, scratch: Path) -> Path:
+    """The data file that the pipeline will read: the user's, or a copy called `name` that is written to `scratch`."""
     if not table.copy:
         return table.path.absolute()
-    path = scratch / f"{name}-{role}.jsonl"
+    path = scratch / f"{name}.jsonl"
     with path.open("w", encoding="utf-8") as file:
         for row in table.rows:
             file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")  # Parquet may hold bytes
@@ -291,7 +296,8 @@ def _check_free(options: InitOptions, files: Files, paths: Sequence[Path]) -> No
             fix = "Choose an --out in another folder, or another name"
             raise UserError("E133", "the data are read from this file, which would be replaced", fix, str(path))
         if os.path.lexists(path) and not options.force:
-            raise UserError("E133", "the file exists already", "Choose another --out, or replace it with --force", str(path))
+            fix = "Choose an --out of another name or in another folder, or replace it with --force"
+            raise UserError("E133", "the file exists already", fix, str(path))
 
 
 def _same(path: Path, other: Path) -> bool:

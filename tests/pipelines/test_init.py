@@ -88,7 +88,7 @@ def test_parquet_is_read_guessed_and_split(tmp_path, models):
         parquet.write_table(pyarrow.table(columns), folder / f"{name}.parquet")
     guessed = guess(read_table(find_files(folder).train))
     assert (guessed.kind, guessed.text, guessed.label) == ("classification", ("text",), "label")
-    for data, split, train in ((folder, None, "data/train.parquet"), (folder / "train.parquet", 0.1, "data-train.jsonl")):
+    for data, split, train in ((folder, None, "data/train.parquet"), (folder / "train.parquet", 0.1, "0.1-train.jsonl")):
         out = tmp_path / f"{split}.yaml"
         make(InitOptions(data, out, model=str(models / "bert"), split=split))
         assert read_yaml(out).data["task"]["train"] == train
@@ -586,6 +586,17 @@ def test_the_only_file_is_not_its_own_test(ask, data):
     assert (code, error) == (0, "") and "test  " not in shown
 
 
+def test_a_second_file_that_a_split_leaves_out_is_told(ask):
+    told = "note        dev.tsv is not used: --split sets rows of train.tsv apart"
+    assert told in ask("--split", 0.25)[1] and "not used" not in ask("--force")[1]
+
+
+def test_numbers_are_counted_and_not_their_spellings(tmp_path):
+    lines = rows("review", "score", values=lambda n: (f"words {n}", ("1.5", "1.50", "2")[n % 3]))
+    guessed = guess(read_table(write(tmp_path, train__tsv=lines) / "train.tsv"))
+    assert guessed.why["kind"] == "'score' holds 2 different numbers, 1.5 to 2"
+
+
 def test_one_file_needs_a_second_or_a_split(ask, data, tmp_path):
     (data / "train.tsv").rename(data / "my reviews.tsv")
     (data / "dev.tsv").unlink()
@@ -603,9 +614,14 @@ def test_one_file_needs_a_second_or_a_split(ask, data, tmp_path):
     pipeline = load_pipeline(tmp_path / "pipeline.yaml")
     assert pipeline.task.train == tmp_path / "my-reviews-train.jsonl" and pipeline.name == "my-reviews"
     assert make_plan(check_inputs(pipeline))
-    code, _, error = ask("--split", 0.25, file=data / "my reviews.tsv", out=tmp_path / "other.yaml")
-    assert code == 2 and error.startswith("E133 ") and "my-reviews-train.jsonl" in error
-    assert not (tmp_path / "other.yaml").exists()
+    # another pipeline of the same data has rows of its own
+    assert ask("--split", 0.5, file=data / "my reviews.tsv", out=tmp_path / "other.yaml")[0] == 0
+    assert load_pipeline(tmp_path / "other.yaml").task.train == tmp_path / "other-train.jsonl"
+    assert (tmp_path / "my-reviews-train.jsonl").read_text() == written[0][0]
+    (tmp_path / "third-train.jsonl").write_text("mine")
+    code, _, error = ask("--split", 0.25, file=data / "my reviews.tsv", out=tmp_path / "third.yaml")
+    assert code == 2 and error.startswith("E133 ") and "third-train.jsonl" in error and "an --out of another name" in error
+    assert not (tmp_path / "third.yaml").exists() and (tmp_path / "third-train.jsonl").read_text() == "mine"
     assert ask("--split", 0.001, "--force", file=data / "my reviews.tsv")[2].startswith("E130 ")
     assert ask("--split", 0.1, "--validation", data / "my reviews.tsv", "--force")[2].startswith("E130 --split and")
 
@@ -636,7 +652,7 @@ def test_the_references_of_a_prompt_stay_on_one_side(compress, models, tmp_path)
     code, shown, error = compress("init", data, "--split", 0.3, *out)
     assert (code, error) == (0, ""), error
     assert "30% of the prompts are set apart" in shown
-    sides = [read_table(tmp_path / f"rows-{role}.jsonl") for role in ("train", "validation")]
+    sides = [read_table(tmp_path / f"p-{role}.jsonl") for role in ("train", "validation")]
     train, validation = (set(side.values("prompt")) for side in sides)
     assert (len(train), len(validation), train & validation, [len(side.rows) for side in sides]) == (7, 3, set(), [21, 9])
     data.write_text("".join(f"{json.dumps({**row, 'prompt': 'x'})}\n" for row in rows))
