@@ -138,6 +138,8 @@ def _execute(run: Run, console: Console) -> RunResult:
         run.store.sweep()
         for number, entry in enumerate(run.entries):
             run.current = entry.id
+            # before it, too: a process that is killed in it writes nothing
+            write_account(run, RUNNING)
             with display.stage(number + 1, entry.id):
                 _attempt(run, number, display)
             write_account(run, RUNNING)

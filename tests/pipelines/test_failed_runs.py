@@ -142,6 +142,19 @@ def test_a_run_that_was_killed_is_told(project, out, compress):
     assert code == 2 and "E805" in error
 
 
+def test_a_run_that_goes_on_names_its_stage(project, out, monkeypatch):
+    """As it stands where the process is killed in a stage."""
+    seen = []
+
+    def looking(config, inputs, workspace):
+        seen.append(json.loads((out / "toy" / "run.json").read_text()))
+        return toys.run(config, inputs, workspace)
+
+    toys.replace(monkeypatch, "tune", run=looking)
+    go(project, out)
+    assert [(facts["status"], facts["stage"]) for facts in seen] == [("running", "tune")]
+
+
 @pytest.mark.parametrize("reused", [False, True])
 def test_a_failed_check_that_does_not_stop_the_run(project, out, compress, monkeypatch, reused):
     toys.replace(monkeypatch, "tune", run=proving(failures=[FAILURE]))
