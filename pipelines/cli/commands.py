@@ -26,7 +26,7 @@ from pipelines.terminal.last_resort import coded
 
 SET_HELP = (
     "Override a key: STAGE.KEY=VALUE or KEY=VALUE, e.g. tune.rank=8; a name with a dot in double quotes: "
-    "'tasks.\"a.b\".label=x'. Paths in it are relative to the current folder."
+    "'tasks.\"a.b\".label=x'; KEY=null takes a key of the file away. Paths in it are relative to the current folder."
 )
 
 
@@ -305,7 +305,9 @@ Example: compress predict 127.0.0.1:8000 reviews "a fine film" "a dull one"
 @click.argument("model")
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
 @click.option("--pair", "pairs", multiple=True, metavar="TEXT2", help="Second sentence; once for each TEXT.")
-@click.option("--file", metavar="FILE", help="Read the texts from FILE, one a line, or from stdin (-).")
+@click.option(
+    "--file", metavar="FILE", help="Read the texts from FILE, one a line (empty lines are left out), or from stdin (-)."
+)
 @click.option("--format", "format_", type=click.Choice(["text", "jsonl"]), help="Of FILE.  [default: jsonl for *.jsonl]")
 @click.option(
     "--tokenizer", type=click.Path(path_type=Path), metavar="FOLDER", help="Tokenize here, with NAME/1 of its repository."

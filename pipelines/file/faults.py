@@ -124,7 +124,8 @@ def sentence(details: list[dict[str, Any]], value: Any) -> tuple[str, str]:
             return str(context["error"]), f"It is {shown(value)}"
         if kind == "string_pattern_mismatch":
             rule = "letters, digits, '_', '-' and '.', a letter or digit first" if context["pattern"] == NAME_PATTERN else ""
-            return f"{shown(value)} is not allowed here", f"Use {rule or 'text like ' + context['pattern']}"
+            found = detail["input"] if detail["loc"][-1] == "[key]" else value
+            return f"{shown(found)} is not allowed here", f"Use {rule or 'text like ' + context['pattern']}"
         if kind in ("too_short", "string_too_short"):
             return "is empty" if not value else f"needs at least {context['min_length']}", "Fill it"
         if kind in ("too_long", "string_too_long"):

@@ -90,7 +90,10 @@ def override(source: YamlSource, text: str) -> None:
         raise UserError("E109", "not KEY=VALUE", fix, mark)
     value = parse(value_text, mark).data
     for path in _paths_of(source, names, mark):
-        source.put(path, _from_here(path, deepcopy(value)), mark)
+        if value is None and isinstance(keys := source.get(path[:-1]), dict) and path[-1] in keys:
+            source.drop(path)  # null is no value of any key: its default holds
+        else:
+            source.put(path, _from_here(path, deepcopy(value)), mark)
 
 
 def preset_wholes(source: YamlSource, presets: Sequence[Preset]) -> None:
@@ -160,6 +163,9 @@ def _start_of(source: YamlSource, parts: list[str], mark: str) -> tuple[KeyPath,
     paths, first = stage_paths(source), parts[0]
     if first in PipelineFile.model_fields and parts != ["stages"]:
         return (first,), parts[1:]
+    if parts == ["stages"]:
+        fix = f"Set one key of a stage, as in {next(iter(paths), 'STAGE')}.KEY=VALUE"
+        raise UserError("E109", "the stages are not set as a whole", fix, mark)
     if first not in paths:
         keys = [*paths, *(key for key in PipelineFile.model_fields if key != "stages")]
         raise UserError("E109", f"neither a stage nor a key is called '{first}'", _advice(first, keys), mark)

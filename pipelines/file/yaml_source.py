@@ -102,9 +102,17 @@ class YamlSource:
     def put(self, path: KeyPath, value: Any, mark: str) -> None:
         """Set the value at `path`, whose parent exists, and record where it came from."""
         self.get(path[:-1])[path[-1]] = value
+        self._forget(path)
+        self.marks[path] = mark
+
+    def drop(self, path: KeyPath) -> None:
+        """Remove the key at `path`, which exists."""
+        del self.get(path[:-1])[path[-1]]
+        self._forget(path)
+
+    def _forget(self, path: KeyPath) -> None:
         for stale in [other for other in self.marks if other[: len(path)] == path]:
             del self.marks[stale]
-        self.marks[path] = mark
 
 
 def read_yaml(path: Path) -> YamlSource:

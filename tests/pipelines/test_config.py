@@ -124,6 +124,15 @@ def test_a_name_with_a_dot_stands_in_quotes(write, tmp_path):
         load_pipeline(path, ['"a.b=1'])
 
 
+def test_null_takes_a_key_of_the_file_away(write):
+    assert config(write(), "tune", "tune.rank=8", "tune.rank=null").rank == config(write(), "tune", "tune.rank=null").rank
+    assert config(write(), "tune", "tune.epochs=3", "tune.epochs=null", "tune.steps=5").steps == 5
+    with pytest.raises(UserError, match=r"E105 .*key 'train' is missing"):
+        load_pipeline(write(), ["task.train=null"])
+    with pytest.raises(UserError, match=r"E102 .*unknown key"):
+        load_pipeline(write(), ["tune.rnk=null"])
+
+
 @pytest.mark.parametrize(
     ("override", "says"),
     [
@@ -133,7 +142,7 @@ def test_a_name_with_a_dot_stands_in_quotes(write, tmp_path):
         ("sed=1", "E109 --set sed=1: neither a stage nor a key is called 'sed'. Did you mean 'seed'?"),
         ("tune.rank", "E109 --set tune.rank: not KEY=VALUE"),
         ("tune=8", "E109 --set tune=8: 'tune' is a whole stage"),
-        ("stages=8", "E109 --set stages=8: neither a stage nor a key"),
+        ("stages=8", "E109 --set stages=8: the stages are not set as a whole. Set one key of a stage, as in select.KEY=VALUE"),
         (
             "prune.target.speedup=2",
             "E109 --set prune.target.speedup=2: no 'target' in 'stages[2].prune'. It is a list: name an entry by its place",
