@@ -93,11 +93,18 @@ def percent(share: float) -> str:
     return hundredths(share, " %")
 
 
-def points(difference: float, unit: str = " points") -> str:
+def points(difference: float, unit: str = " points", digits: int = 1) -> str:
     """-0.0012 -> '−0.1 points', with a real minus sign; never '−0.0'."""
-    value = round(100 * difference, 1)
+    value = round(100 * difference, digits)
     sign = "−" if value < 0 else "+" if value > 0 else ""
-    return f"{sign}{abs(value):.1f}{unit}"
+    return f"{sign}{abs(value):.{digits}f}{unit}"
+
+
+def points_between(low: float, high: float, unit: str = "") -> str:
+    """An interval of a difference: (-0.0174, 0.0012) -> '−1.7 to +0.1'; with more digits where '0.0 to 0.0' would hide that it
+    does not hold 0."""
+    digits = next((few for few in (1, 2, 3) if low <= 0 <= high or round(100 * low, few) or round(100 * high, few)), 4)
+    return f"{points(low, '', digits)} to {points(high, unit, digits)}"
 
 
 def interval(low: float, high: float, scale: float = 100) -> str:

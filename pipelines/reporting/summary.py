@@ -16,6 +16,7 @@ from pipelines.reporting.format import (
     interval,
     milliseconds,
     points,
+    points_between,
     scaled,
     significant,
     smaller,
@@ -140,7 +141,7 @@ def quality_row(roles: dict[str, Record], metric: Metric) -> Record:
     title = f"{metric.name} ({'' if metric.unit else '× 100, '}95 % interval)"
     row = comparison_row(roles, title, lambda record: record["quality"][metric.key], str, change)
     low, high = roles["compressed"]["difference_interval"]
-    row["change"] += f" ({points(low, '')} to {points(high, '')}): {verdict(low, high)}"
+    row["change"] += f" ({points_between(low, high)}): {verdict(low, high)}"
     return {**row, **{role: quality_cell(record, metric) for role, record in roles.items()}}
 
 
@@ -164,7 +165,7 @@ def control_row(control: Record, compressed: Record, metric: Metric) -> Record:
     change = change_of(control["difference"], metric)
     if "difference_interval" in control:
         low, high = control["difference_interval"]
-        change += f" ({points(low, '')} to {points(high, '')}): {verdict(low, high, 'the control')}"
+        change += f" ({points_between(low, high)}): {verdict(low, high, 'the control')}"
     cells = {"dense": quality_cell(control, metric), "compressed": quality_cell(compressed, metric)}
     return {"metric": f"{metric.name}, control ({control_words(control)})", **cells, "change": change}
 
@@ -173,7 +174,7 @@ def trainable_row(row: Record, dense: int) -> Record:
     """Row of one training stage's trainable parameters, beside those of full tuning; the task head is counted separately."""
     return {
         "metric": f"trainable in {row['stage']} (task head {row['head']:,} apart)",
-        "dense": f"{dense:,}",
+        "dense": f"{dense - row['head']:,}",
         "compressed": f"{row['body']:,}",
         "change": f"{significant(100 * row['share_of_dense'])} % of dense",
     }

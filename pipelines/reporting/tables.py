@@ -14,6 +14,7 @@ from pipelines.reporting.format import (
     milliseconds,
     percent,
     points,
+    points_between,
     scaled,
     significant,
     verdict,
@@ -230,7 +231,7 @@ def variants(report: Record) -> ReportTable:
 
     def against_dense(row: Record) -> str:
         low, high = row["difference_interval"]
-        return "" if row["name"] == baseline else f"{points(low, '')} to {points(high, '')}"
+        return "" if row["name"] == baseline else points_between(low, high)
 
     columns = [
         Column("variant", "l", text("name")),

@@ -15,6 +15,7 @@ from pipelines.reporting.format import (
     limits_text,
     percent,
     points,
+    points_between,
     sentence,
     smaller,
     verdict,
@@ -69,7 +70,7 @@ def control_note(control: Record | None, compressed: Record, metric: Metric) -> 
         return [f"{change}." if metric.of_texts else f"{change}; a benchmark tells the interval."]
     low, high = control["difference_interval"]
     return [
-        f"{change} (95 % interval {points(low, '')} to {points(high)}, paired over the same "
+        f"{change} (95 % interval {points_between(low, high, ' points')}, paired over the same "
         f"{compressed['quality']['rows']:,} rows): {verdict(low, high, 'the control')}."
     ]
 
@@ -116,8 +117,8 @@ def notes(
     low, high = compressed["difference_interval"]
     change = compressed["quality"][metric.key] - dense["quality"][metric.key]
     lines = [
-        f"{sentence(metric.name)} changes by {points(change)} (95 % interval {points(low, '')} to {points(high)}, paired over "
-        f"the same {compressed['quality']['rows']:,} rows): {verdict(low, high)}.",
+        f"{sentence(metric.name)} changes by {points(change)} (95 % interval {points_between(low, high, ' points')}, paired "
+        f"over the same {compressed['quality']['rows']:,} rows): {verdict(low, high)}.",
         *control_note(control, compressed, metric),
     ]
     runtime = compressed["runtime"]
