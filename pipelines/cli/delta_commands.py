@@ -10,6 +10,7 @@ from export.runtimes.runtime_registry import CPU_RUNTIMES
 from pipelines.cli.work.lazy_work import work
 
 FILE = click.Path(path_type=Path)
+LABELS_HELP = 'Names of the classes, for a peft adapter, which does not hold them; one with a comma in double quotes: "a, b",c.'
 BASE_HELP = "The pretrained model: a hub id, a folder or package:NAME/PATH. By default the one that the source names."
 
 
@@ -56,7 +57,7 @@ def diff() -> None:
 @click.argument("dst", type=FILE)
 @click.option("--base", metavar="REF", help=BASE_HELP)
 @click.option("--to", "form", type=click.Choice(["delta", "peft"]), default="delta", show_default=True, help="Format of DST.")
-@click.option("--labels", metavar="A,B,...", help="Names of the classes, for a peft adapter: it does not hold them.")
+@click.option("--labels", metavar="A,B,...", help=LABELS_HELP)
 @click.option("--head/--no-head", default=True, show_default=True, help="Write the task head too.")
 @work("pipelines.cli.work.delta_work:convert")
 def convert() -> None:

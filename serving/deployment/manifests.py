@@ -129,7 +129,7 @@ def check_kserve(path: Path, location: str, models: Sequence[str]) -> None:
     """Raises UserError E757 for a location that no cluster reaches, and if KServe's own Triton can serve none of the models;
     E801 where the file cannot be written."""
     if "://" not in location:
-        raise UserError("E757", "KServe needs the repository at a URL", "Deploy --to s3://BUCKET/FOLDER, or pvc://", location)
+        raise UserError("E757", "KServe needs the repository at a URL", "Deploy --to s3://BUCKET/FOLDER", location)
     if not stock_models(models):
         what = f"KServe's own Triton has no backend for {', '.join(models)}"
         raise UserError("E757", what, "Deploy with interfaces: [tokens, text], or leave --kserve out", location)

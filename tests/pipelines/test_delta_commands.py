@@ -127,6 +127,9 @@ def test_convert_between_all_forms(compress, base, tmp_path):
     for path in (delta, back):
         assert torch.allclose(logits(compressor.load(delta=path)), logits(model), atol=1e-5)
         assert delta_file.read(path).labels == ["bad", "good"]
+    comma = tmp_path / "comma.safetensors"
+    assert compress("delta", "convert", adapter, comma, "--labels", '"bad, really",good')[0] == 0
+    assert delta_file.read(comma).labels == ["bad, really", "good"]
     bare = tmp_path / "bare.safetensors"
     assert compress("delta", "convert", delta, bare, "--no-head")[1] == f"delta: {bare} (without a task head)\n"
     assert delta_file.read(bare).head is None

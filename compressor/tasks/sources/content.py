@@ -9,10 +9,11 @@ from compressor.errors import UserError
 from compressor.tasks import PACKED, PARQUET, ending
 from compressor.text_files import FileKind, decode, in_units, read_bytes, too_large
 
+WHERE_PATHS_BEGIN = "Paths are relative to the pipeline file, those of --set to the current folder"
 DATA = FileKind(
     noun="data file",
     most=512 * 1024**2,
-    missing=("E201", "Paths are relative to the pipeline file"),
+    missing=("E201", WHERE_PATHS_BEGIN),
     folder=("E202", "Name a .csv, .tsv, .jsonl, .parquet or .conll file"),
     size=("E215", "Take a part of its rows: all are held in memory"),
     encoding="E203",

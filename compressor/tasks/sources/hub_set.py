@@ -23,7 +23,7 @@ from typing import Any
 from compressor.digests import Mark, mark_of, settled
 from compressor.errors import UserError
 from compressor.tasks.sources import needed
-from compressor.tasks.sources.content import DATA
+from compressor.tasks.sources.content import DATA, WHERE_PATHS_BEGIN
 from compressor.tasks.sources.parquet_rows import text_of
 from compressor.text_files import from_home, in_units, written_as_path
 
@@ -91,7 +91,7 @@ def fetch(wanted: HubSplit, say: Say = lambda rows: None) -> Path:
     if not wanted.local and wanted.path.is_file():
         return wanted.path
     if wanted.local and not os.path.isdir(wanted.place):
-        raise UserError("E231", f"no folder {wanted.place}", "Paths are relative to the pipeline file", wanted.reference)
+        raise UserError("E231", f"no folder {wanted.place}", WHERE_PATHS_BEGIN, wanted.reference)
     marks, now = _marks(wanted), time.time_ns()
     if wanted.local and _READ.get(wanted.path) == (marks, mark_of(wanted.path)):
         return wanted.path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 from collections import Counter
@@ -183,7 +184,7 @@ def _open_peft(src: Path, base: str | None, labels: str | None) -> tuple[nn.Modu
             "E315", "--labels names classes, and this adapter is of a model that generates", "Leave it out", str(src)
         )
     classes = adapter.classes or (0 if adapter.auto_class in GENERATIVE else 2)
-    names = labels.split(",") if labels else [f"LABEL_{number}" for number in range(classes)]
+    names = next(csv.reader([labels])) if labels else [f"LABEL_{number}" for number in range(classes)]
     if adapter.classes not in (None, len(names)):
         raise UserError("E315", f"{len(names)} names for {adapter.classes} classes", "Give --labels one name a class", str(src))
     base_model = resolve(str(reference))
