@@ -67,10 +67,15 @@ def test_from_data_to_a_report(tmp_path):
 def test_both_files_are_exported_and_damage_of_either_is_found(tmp_path):
     """Fewer stages than above; the encoder's file counts where the decoder's does."""
     stages = [{"tune": {"method": "lora", "rank": 2, "epochs": 1, **FAST}}, {"merge": None}, {"export": {"precision": "fp32"}}]
-    run = run_pipeline(
-        load_pipeline(write_pipeline(tmp_path, kind="text2text", model_type="t5", stages=stages)), tmp_path / "runs"
-    )
+    path = write_pipeline(tmp_path, kind="text2text", model_type="t5", stages=stages)
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    # training begins a target as config.json says, and so do the files
+    other = {"decoder_start_token_id": 5, "eos_token_id": config["eos_token_id"], "pad_token_id": config["pad_token_id"]}
+    (tmp_path / "model" / "generation_config.json").write_text(json.dumps(other))
+    run = run_pipeline(load_pipeline(path), tmp_path / "runs")
     made = run.artifacts["export"]
+    start = config.get("decoder_start_token_id") or config["pad_token_id"]
+    assert json.loads((made.folder / "compressed" / "export.json").read_text())["generation"]["start"] == start != 5
     file = made.metadata["files"]["compressed"]["onnxruntime"]["fp32"]
     parts = [made.folder / "compressed" / f"{name}_model.onnx" for name in ("encoder", "decoder")]
     assert made.folder / file["path"] == parts[1] and file["bytes"] == sum(part.stat().st_size for part in parts)

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from compressor.errors import CheckError
-from compressor.models.special_tokens import tokenizer_of
+from compressor.models.special_tokens import start_id, tokenizer_of
 from compressor.tasks.data import Data
 from export.graph.files import SINGLE_FILE_LIMIT
 from export.runtimes.runtime_registry import GENERATING, hop_of
@@ -90,5 +90,8 @@ def not_generated(hop: str, proof: dict[str, Any]) -> CheckError:
 
 
 def with_prompts(model: nn.Module, base: BaseModelReference, data: Data) -> LoadedModel:
-    """A merged model with the random prompts for its generated tokens."""
+    """A merged model with the random prompts for its generated tokens. Behind an encoder it begins as in training, whatever the
+    base's generation_config.json says."""
+    if model.config.is_encoder_decoder:
+        model.generation_config.decoder_start_token_id = start_id(model.config, data.pad_id)
     return LoadedModel(model, "generation", base.folder, random_rows(model, tokenizer_of(base.folder)), data.pad_id)
