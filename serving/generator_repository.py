@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from compressor.errors import UserError
+from compressor.models.architectures import row_of
 from compressor.models.hub import config_of
 from export.generation.greedy import facts_of
 from export.runtimes.runtime_registry import GENERATING
@@ -38,8 +39,8 @@ def write_generator(
     """Add the model NAME-text to the repository `folder`; returns its folder.
 
     `exported` is a folder of `compress export` of a model that generates, `tokenizer_folder` one with its tokenizer and
-    config.json, `source` for one with an encoder. Raises UserError E602 (not such an export, or not of that precision), E720
-    (name), E723 (tokenizer).
+    config.json, `source` for one with an encoder. Raises UserError E602 (not such an export, or not of that precision), E301
+    (an encoder and decoder of an architecture without a row), E720 (name), E723 (tokenizer).
     """
     check_name(name)
     exported, tokenizer_folder = Path(exported), Path(tokenizer_folder)
@@ -51,6 +52,9 @@ def write_generator(
     entries = [entry for entry in facts["files"].values() if entry["precision"] == precision]
     if not entries:
         raise UserError("E602", f"no model was exported in {precision}", "Export it in that precision", str(exported))
+    if facts["generation"]["start"] is not None and "attention_mask" not in entries[-1].get("inputs", ()):
+        what = "the decoder takes no attention_mask, without which texts that are computed together are wrong"
+        raise UserError("E602", what, "Export it again", str(exported))
     write_version(
         target / "1",
         # of an encoder and a decoder, the decoder's file comes last and stands for both
@@ -79,6 +83,7 @@ def version_facts(generation: dict, folder: Path, precision: str, source: Source
     )
     if generation["start"] is None:
         return facts
+    row_of(config.model_type)  # of others a decoder may count positions from its cache, and is wrong beside longer rows
     # its positions are relative: no table ends
     facts = replace(facts, positions=DEFAULT_POSITIONS)
     return replace(facts, task="text2text", start=generation["start"], **asdict(source or Source()))

@@ -14,6 +14,7 @@ import onnx
 import torch
 from torch import nn
 
+from compressor.models.special_tokens import start_id
 from compressor.tasks.features import Encoding, pad
 from export.generation.greedy import Live, generate
 from export.graph.files import carry_over, save
@@ -52,12 +53,12 @@ def write_generator(
 def special_tokens(loaded: LoadedModel) -> dict[str, Any]:
     """The special tokens that `generate` needs: those that end a text, pad it, and begin the text after an encoder."""
     config, generation = loaded.model.config, loaded.model.generation_config
-    ends = generation.eos_token_id
+    ends = config.eos_token_id if generation.eos_token_id is None else generation.eos_token_id
     start = generation.decoder_start_token_id if config.is_encoder_decoder else None
     return {
         "ends": [] if ends is None else [ends] if isinstance(ends, int) else list(ends),
         "pad": loaded.pad_id,
-        "start": loaded.pad_id if start is None and config.is_encoder_decoder else start,
+        "start": start_id(config, loaded.pad_id) if start is None and config.is_encoder_decoder else start,
     }
 
 
@@ -147,6 +148,8 @@ def _texts(loaded: LoadedModel, live: Live) -> tuple[Text, list[tuple[int, int, 
     tokens = generate(live, *source.values(), new, pad=special["pad"], start=special["start"])
     if loaded.model.config.is_encoder_decoder:
         before = [[special["start"]]] * len(prompts)
+        # of different lengths, or no row would be padded
+        tokens = [ids[: max(1, len(ids) - row % 4)] for row, ids in enumerate(tokens)]
     else:
         before = [row["input_ids"] for row in prompts]
     rows = [[*start, *ids.tolist()] for start, ids in zip(before, tokens, strict=True)]

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from compressor.checkpoint import save_checkpoint
+from compressor.errors import UserError
 from export.generation.greedy import open_generator
 from export.standalone.folder import export_folder
 from serving.generator_repository import Source, write_generator
@@ -89,6 +90,15 @@ def test_requests_that_are_wrong_are_refused_alone(server, exported, text, optio
     with pytest.raises(InferenceServerException, match=words):
         generate(server, text, **{"MAX_TOKENS": 4, **options})
     assert "".join(generate(server, SOURCES[1], MAX_TOKENS=4)[0]).split() == bare(exported, SOURCES[1], 4)
+
+
+def test_an_export_without_a_mask_of_the_decoder_is_not_served(exported, tmp_path):
+    """As they were written before: texts that are computed together would be wrong."""
+    facts = json.loads((exported[0] / "export.json").read_text())
+    del facts["files"]["decoder_model"]["inputs"]["attention_mask"]
+    (tmp_path / "export.json").write_text(json.dumps(facts))
+    with pytest.raises(UserError, match=r"E602 .*takes no attention_mask.*Export it again"):
+        write_generator(tmp_path / "repository", "writer", tmp_path, exported[1])
 
 
 def test_a_version_holds_both_files_and_how_a_source_is_read(exported, tmp_path):

@@ -34,7 +34,7 @@ class BenchmarkConfig(StageConfig):
         default=True, description="also time validation rows of their own lengths, in batches of these sizes"
     )
     further_tokens: bool = Field(
-        default=True, description="generation: also time the tokens behind a prompt, one at a time on the cache"
+        default=True, description="generation, text2text: also time the tokens behind a prompt, one at a time on the cache"
     )
     machine_limits: bool = Field(
         default=True, description="also measure the machine's rates, so that each latency has its share of the limit"
