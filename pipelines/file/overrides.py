@@ -89,11 +89,14 @@ def override(source: YamlSource, text: str) -> None:
         fix = 'Write it as tune.rank=8 or seed=1; a name with a dot in double quotes: tasks."a.b".max_length=64'
         raise UserError("E109", "not KEY=VALUE", fix, mark)
     value = parse(value_text, mark).data
-    for path in _paths_of(source, names, mark):
-        if value is None and isinstance(keys := source.get(path[:-1]), dict) and path[-1] in keys:
-            source.drop(path)  # null is no value of any key: its default holds
-        else:
-            source.put(path, _from_here(path, deepcopy(value)), mark)
+    paths = _paths_of(source, names, mark)
+    there = [path for path in paths if path[-1] in (source.get(path[:-1]) or ())]
+    if value is None and there and isinstance(source.get(there[0][:-1]), dict) and there[0] not in stage_paths(source).values():
+        for path in there:  # null is no value of any key: its default holds
+            source.drop(path)
+        return
+    for path in paths:
+        source.put(path, _from_here(path, deepcopy(value)), mark)
 
 
 def preset_wholes(source: YamlSource, presets: Sequence[Preset]) -> None:

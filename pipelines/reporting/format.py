@@ -101,9 +101,10 @@ def points(difference: float, unit: str = " points", digits: int = 1) -> str:
 
 
 def points_between(low: float, high: float, unit: str = "") -> str:
-    """An interval of a difference: (-0.0174, 0.0012) -> '−1.7 to +0.1'; with more digits where '0.0 to 0.0' would hide that it
-    does not hold 0."""
-    digits = next((few for few in (1, 2, 3) if low <= 0 <= high or round(100 * low, few) or round(100 * high, few)), 4)
+    """An interval of a difference: (-0.0174, 0.0012) -> '−1.7 to +0.1'; with more digits where an end of 0.0
+    would hide that it does not hold 0."""
+    shown = (few for few in (1, 2, 3) if low <= 0 <= high or (round(100 * low, few) and round(100 * high, few)))
+    digits = next(shown, 4)
     return f"{points(low, '', digits)} to {points(high, unit, digits)}"
 
 

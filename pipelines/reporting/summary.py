@@ -174,7 +174,7 @@ def trainable_row(row: Record, dense: int) -> Record:
     """Row of one training stage's trainable parameters, beside those of full tuning; the task head is counted separately."""
     return {
         "metric": f"trainable in {row['stage']} (task head {row['head']:,} apart)",
-        "dense": f"{dense - row['head']:,}",
+        "dense": f"{dense:,}",
         "compressed": f"{row['body']:,}",
         "change": f"{significant(100 * row['share_of_dense'])} % of dense",
     }
