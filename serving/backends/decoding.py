@@ -128,10 +128,14 @@ class Batch:
         self.masked, self.placed = "attention_mask" in inputs, "position_ids" in inputs
         shapes = {name: (value.shape[1], value.shape[3]) for name, value in inputs.items() if name.startswith(PAST)}
         self.shapes = {name: shape for name, shape in shapes.items() if name not in sources}
+        self.source_shapes = {name: shapes[name] for name in sources}
+        self.clear()
+
+    def clear(self):
+        """Remove every row."""
         self.rows, self.tokens = [], []
         self.past, self.mask = empty(self.shapes, 0), np.zeros((0, 0), np.int64)
-        self.source = empty({name: shapes[name] for name in sources}, 0)
-        self.source_mask = np.zeros((0, 0), np.int64)
+        self.source, self.source_mask = empty(self.source_shapes, 0), np.zeros((0, 0), np.int64)
 
     def join(self, row, ids):
         """Compute a prompt, or a text of the encoder, and add its row; returns its first token."""
@@ -140,8 +144,9 @@ class Batch:
         mask = np.ones((1, len(first)), np.int64)
         logits, past = self._run(np.array([first], np.int64), mask, empty(self.shapes, 1), source, source_mask)
         token = row.settings.choose(logits[0, -1])
-        self.past, self.mask = joined(self.past, self.mask, past, mask)
-        self.source, self.source_mask = joined(self.source, self.source_mask, source, source_mask)
+        both = joined(self.past, self.mask, past, mask)
+        sources = joined(self.source, self.source_mask, source, source_mask)
+        (self.past, self.mask), (self.source, self.source_mask) = both, sources  # none of them, or all
         self.rows.append(row)
         self.tokens.append(token)
         return token

@@ -1,12 +1,14 @@
 """A repository with a tiny classifier, and one real server for the whole session."""
 
 import importlib.util
+import sys
 from dataclasses import replace
 
 import onnxruntime as ort
 import pytest
-from triton_parts import FACTS, KNOBS, NAME, answers_of, write_classifier, write_served, write_tokenizer
+from triton_parts import FACTS, KNOBS, NAME, TRITON, answers_of, write_classifier, write_served, write_tokenizer
 
+from serving.backend_files import SHARED, copy_backend
 from serving.deployment.answers import write_answers
 from serving.deployment.target import Target
 from serving.deployment.triton_control import Control
@@ -100,3 +102,25 @@ def target(published, control):
     for model in found.models():
         control.unload(model)
         found.remove(found.path(model))
+
+
+@pytest.fixture
+def modules(tmp_path, monkeypatch):
+    """Imports a file of a backend's folder, as the server copies it."""
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", TRITON)
+    for path in SHARED:
+        monkeypatch.delitem(sys.modules, path.stem, raising=False)
+
+    def load(backend, name):
+        folder = tmp_path / "backends" / backend
+        if not folder.is_dir():
+            copy_backend(backend, tmp_path / "backends")
+        monkeypatch.syspath_prepend(str(folder))
+        spec = importlib.util.spec_from_file_location(f"{backend}_{name}", folder / f"{name}.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    yield load
+    for path in SHARED:
+        sys.modules.pop(path.stem, None)

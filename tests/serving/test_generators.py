@@ -1,10 +1,10 @@
 """A decoder on a live server: streams of text, equal to what the bare loop generates, alone and beside others."""
 
-import importlib.util
 import json
 import queue
 import shlex
 import sys
+import threading
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,26 +13,20 @@ from types import SimpleNamespace
 import httpx
 import numpy as np
 import pytest
-import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from tokenizers import Tokenizer, decoders, models
+from triton_parts import TRITON
+from writer_parts import bare_words, export_writer, generate, make_writer, serve_writer
 
-from compressor.checkpoint import save_checkpoint
 from compressor.errors import UserError
 from compressor.tasks import TaskConfig
-from export.generation.greedy import facts_of, open_generator, open_live
-from export.standalone.folder import export_folder
+from export.generation.greedy import facts_of, open_live
 from pipelines.cli.work.serve_work import request_of
 from pipelines.runs.served import Served
 from pipelines.stages.deploy.generating import compare_streamed, local_text, served_answer, tokenizer_of_prompts
-from serving.backend_files import BACKENDS
 from serving.deployment.answers import differences, read_answers, write_answers
 from serving.deployment.triton_control import Control
 from serving.generator_repository import version_facts, write_generator
 from serving.repository import read_config
-from serving.server import EmbeddedServer
-from tests.compressor.conftest import tiny
-from tests.compressor.test_heads import GENERATES
 
 END, TURN = 1, "<|turn|>"
 PROMPTS = ["w5 w6 w7 w8 w9", "w8 w9", "w5 w7 w9 w11 w13 w15 w17", "w20"]
@@ -42,48 +36,30 @@ PROMPTS = ["w5 w6 w7 w8 w9", "w8 w9", "w5 w7 w9 w11 w13 w15 w17", "w20"]
 def exported(tmp_path_factory):
     """A Llama's export, and the folder of its tokenizer and config."""
     root = tmp_path_factory.mktemp("decoder")
-    torch.manual_seed(3)
-    model = tiny("llama", torch.float32, auto=GENERATES["llama"], max_position_embeddings=128)
-    # a random model says one token for ever
-    model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
-    # and these two should not be likely: they are no words
-    model.lm_head.weight.data[[0, -1]] = 0
-    special = {0: "<unk>", END: "<end>", model.config.vocab_size - 1: TURN}
-    words = {special.get(number, f"w{number}"): number for number in range(model.config.vocab_size)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    named = {"unk_token": "<unk>", "eos_token": "<end>", "additional_special_tokens": [TURN]}
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named)
-    fast.save_pretrained(root / "words")
-    model.generation_config.eos_token_id = END
-    save_checkpoint(model, root / "model", root / "words")
-    export_folder(str(root / "model"), root / "onnx", precisions=["fp32"])
-    return root / "onnx", root / "model"
+    model = make_writer("llama", seed=3, max_position_embeddings=128)
+    last = model.config.vocab_size - 1
+    model.lm_head.weight.data[[0, last]] = 0  # these two should not be likely: they are no words
+    special = {0: "<unk>", END: "<end>", last: TURN}
+    return export_writer(model, root, special, END, eos_token="<end>", additional_special_tokens=[TURN])
 
 
 @pytest.fixture(scope="module")
 def server(exported, tmp_path_factory, triton):
-    repository = tmp_path_factory.mktemp("served")
-    write_generator(repository, "writer", *exported, threads=1)
-    with EmbeddedServer(repository, log_path=tmp_path_factory.mktemp("log") / "triton.log") as running:
+    with serve_writer(exported, tmp_path_factory.mktemp("served")) as running:
         yield running
 
 
 def bare(exported, prompt, count):
     """The words that the bare loop generates."""
-    ids = np.array([[int(word[1:]) for word in prompt.split()]])
-    tokens = open_generator(exported[0])(ids, np.ones_like(ids), count)[0].tolist()
-    return [f"w{token}" for token in tokens[: tokens.index(END) if END in tokens else None]]
+    return bare_words(exported, [int(word[1:]) for word in prompt.split()], count, END)
 
 
 def test_special_tokens_of_a_prompt_are_read_as_in_training(exported, server):
     """Those of a chat's template; the comparison of `deploy` has its tokens from the training's tokenizer."""
     prompt, folder = f"{TURN} w5 w6", exported[1]
     last = len(Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab()) - 1
-    ids = np.array([[last, 5, 6]])
-    expected = open_generator(exported[0])(ids, np.ones_like(ids), 6)[0].tolist()
     text, _, _ = generate(server, prompt, MAX_TOKENS=6, STREAM=False)
-    assert "".join(text).split() == [f"w{token}" for token in expected[: expected.index(END) if END in expected else None]]
+    assert "".join(text).split() == bare_words(exported, [last, 5, 6], 6, END)
     facts = vars(version_facts(facts_of(exported[0])["generation"], folder, "fp32"))
     tokenizer = tokenizer_of_prompts(folder)
     assert local_text(open_live(exported[0], "fp32"), tokenizer, prompt, facts, 6) == "".join(text)
@@ -101,38 +77,6 @@ def test_prompts_that_leave_little_room_are_compared_with_fewer_tokens(exported,
     answers = compare_streamed(tmp_path / "repository", "writer", exported[0], "fp32", inputs, tmp_path / "triton.log")
     counts = [next(one["data"][0] for one in answer.outputs if one["name"] == "TOKENS") for answer in answers]
     assert len(counts) == 2 and counts[0] <= 6 and counts[1] == 1
-
-
-def generate(server, text, **options):
-    """(pieces, tokens, why it ended) by gRPC."""
-    from tritonclient.grpc import InferenceServerClient, InferInput
-
-    kinds = {"MAX_TOKENS": np.int32, "TEMPERATURE": np.float32, "TOP_K": np.int32, "TOP_P": np.float32, "SEED": np.int64}
-    values = {"TEXT": np.array([text.encode() if isinstance(text, str) else text], dtype=object)}
-    for name, option in options.items():
-        if name == "STOP":
-            values[name] = np.array([word.encode() for word in option], dtype=object)
-        else:
-            values[name] = np.array([option], dtype=kinds.get(name, bool))
-    types = {"STOP": "BYTES", "TEXT": "BYTES", "STREAM": "BOOL", "SEED": "INT64"}
-    inputs = []
-    for name, array in values.items():
-        datatype = types.get(name) or ("FP32" if array.dtype == np.float32 else "INT32")
-        tensor = InferInput(name, array.shape, datatype)
-        tensor.set_data_from_numpy(array)
-        inputs.append(tensor)
-    came = queue.Queue()
-    with InferenceServerClient(f"127.0.0.1:{server.ports['grpc']}") as client:
-        client.start_stream(lambda result, error: came.put((result, error)))
-        client.async_stream_infer("writer-text", inputs)
-        pieces = []
-        while True:
-            result, error = came.get(timeout=60)
-            if error is not None:
-                raise error
-            pieces.append(result.as_numpy("TEXT")[0].decode())
-            if finish := result.as_numpy("FINISH")[0].decode():
-                return pieces, int(result.as_numpy("TOKENS")[0]), finish
 
 
 def test_recorded_texts_are_asked_for_again(server, exported, tmp_path):
@@ -246,11 +190,58 @@ def test_a_repository_of_generators(exported, tmp_path):
 
 
 @pytest.fixture
-def decoding(monkeypatch):
+def decoding(modules):
     """The backend's module, as the server's stub imports it."""
-    monkeypatch.syspath_prepend(str(BACKENDS))
-    yield importlib.import_module("decoding")
-    sys.modules.pop("decoding", None)
+    modules("compress_generate", "model")
+    return sys.modules["decoding"]
+
+
+class Sender:
+    """Where Triton takes a request's answers; like Triton's it is closed by the last one."""
+
+    def __init__(self):
+        self.words, self.error, self.closed = [], None, threading.Event()
+
+    def is_cancelled(self):
+        return False
+
+    def send(self, response=None, flags=0):
+        if self.closed.is_set():
+            raise TRITON.TritonModelException("Unable to send response. Response sender has been closed.")
+        self.error = self.error or response.error
+        self.words += [] if response.error else response.tensors["TEXT"][0].decode().split()
+        if flags:
+            self.closed.set()
+
+
+@pytest.mark.parametrize("fault", ["join", "step", "leave"])
+def test_after_a_fault_while_texts_are_computed_requests_are_answered(modules, decoding, exported, fault):
+    """It ends those that were being computed, and neither the thread nor those that wait."""
+    module, tokenizer = modules("compress_generate", "model"), Tokenizer.from_file(str(exported[1] / "tokenizer.json"))
+    backend, batch = module.TritonPythonModel(), decoding.Batch(open_live(exported[0], "fp32"))
+    backend.batch, backend.most, backend.waiting = batch, 2, queue.Queue()
+
+    def fail(*_):
+        vars(batch).pop(fault)
+        raise MemoryError("no memory for the cache")
+
+    def ask(prompt, count):
+        settings = decoding.Settings(max_tokens=count)
+        text = decoding.Text(tokenizer, settings, frozenset({END}))
+        stream = module.Stream(Sender(), decoding.prompt_ids(tokenizer, prompt), text, settings, True)
+        backend.waiting.put(stream)
+        return stream.sender
+
+    setattr(batch, fault, fail)
+    asked = [ask(PROMPTS[0], 4), ask(PROMPTS[1], 6), ask(PROMPTS[2], 5)]
+    backend.thread = threading.Thread(target=backend.generate, daemon=True)
+    backend.thread.start()
+    assert all(sender.closed.wait(30) for sender in asked), "each has an end"
+    assert asked[2].words == bare(exported, PROMPTS[2], 5)
+    failed = {"join": [True, False, False], "step": [True, True, False], "leave": [False, True, False]}[fault]
+    assert ["no memory" in str(sender.error) for sender in asked] == failed
+    backend.finalize()
+    assert not backend.thread.is_alive()
 
 
 class Words:

@@ -3,22 +3,13 @@
 import json
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
-import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
+from tokenizers import processors
+from writer_parts import bare_words, export_writer, generate, make_writer, serve_writer
 
-from compressor.checkpoint import save_checkpoint
 from compressor.errors import UserError
-from export.generation.greedy import open_generator
-from export.standalone.folder import export_folder
 from serving.generator_repository import Source, write_generator
 from serving.layout.version_file import read_version
-from serving.server import EmbeddedServer
-from tests.compressor.conftest import tiny
-from tests.compressor.test_heads import GENERATES
-from tests.serving.test_generators import generate
 
 START, END = 1, 2
 """Of the tiny T5's config, and of the tokenizer here."""
@@ -30,36 +21,22 @@ SOURCES = ["w5 w6 w7 w8 w9", "w8 w9", "w5 w7 w9 w11 w13 w15 w17 w19 w21", "w20"]
 def exported(tmp_path_factory):
     """A T5's export, and the folder of its tokenizer and config."""
     root = tmp_path_factory.mktemp("t5")
-    model = tiny("t5", torch.float32, auto=GENERATES["t5"])
-    torch.manual_seed(10)
-    # a tied head says one token for ever
-    model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
+    model = make_writer("t5", seed=10)
     model.lm_head.weight.data[[0, END]] /= 2
-    words = {{0: "<pad>", END: "</s>"}.get(number, f"w{number}"): number for number in range(model.config.vocab_size)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", END)])
-    named = {"unk_token": "<pad>", "pad_token": "<pad>", "eos_token": "</s>"}
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named).save_pretrained(root / "words")
-    model.config.eos_token_id = model.generation_config.eos_token_id = END
-    save_checkpoint(model, root / "model", root / "words")
-    export_folder(str(root / "model"), root / "onnx", precisions=["fp32"])
-    return root / "onnx", root / "model"
+    closed = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", END)])
+    return export_writer(model, root, {0: "<pad>", END: "</s>"}, END, closed, pad_token="<pad>", eos_token="</s>")
 
 
 @pytest.fixture(scope="module")
 def server(exported, tmp_path_factory, triton):
-    repository = tmp_path_factory.mktemp("served")
-    write_generator(repository, "writer", *exported, threads=1, source=Source(MAX_LENGTH, PREFIX))
-    with EmbeddedServer(repository, log_path=tmp_path_factory.mktemp("log") / "triton.log") as running:
+    with serve_writer(exported, tmp_path_factory.mktemp("served"), source=Source(MAX_LENGTH, PREFIX)) as running:
         yield running
 
 
 def bare(exported, source, count):
     """The words that the bare loop generates: the source is cut behind its prefix, and ends with the end token."""
-    ids = np.array([[*(int(word[1:]) for word in (PREFIX + source).split()[: MAX_LENGTH - 1]), END]])
-    tokens = open_generator(exported[0])(ids, np.ones_like(ids), count)[0].tolist()
-    return [f"w{token}" for token in tokens[: tokens.index(END) if END in tokens else None]]
+    ids = [*(int(word[1:]) for word in (PREFIX + source).split()[: MAX_LENGTH - 1]), END]
+    return bare_words(exported, ids, count, END)
 
 
 @pytest.mark.parametrize("source", SOURCES)

@@ -12,31 +12,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from triton_parts import FACTS, LABELS, write_classifier
+from triton_parts import FACTS, LABELS, TRITON, write_classifier
 
 from export.runtimes.runtime_registry import RUNTIMES
-from serving.backend_files import SHARED, backend_names, copy_backend
+from serving.backend_files import backend_names, copy_backend
 from serving.clients.by_tokens import load_tokenizer
 from serving.layout.version_file import read_version
 from serving.repository import write_version
-
-
-class TritonError(Exception):
-    INVALID_ARG, CANCELLED, INTERNAL = "INVALID_ARG", "CANCELLED", "INTERNAL"
-
-    def __init__(self, message, code):
-        super().__init__(message)
-        self.code = code
-
-
-TRITON = SimpleNamespace(
-    TritonError=TritonError,
-    TritonModelException=type("TritonModelException", (Exception,), {}),
-    Tensor=lambda name, array: (name, array),
-    InferenceResponse=lambda tensors=(), error=None: SimpleNamespace(tensors=dict(tensors), error=error),
-    get_input_tensor_by_name=lambda request, name: request.tensors.get(name),
-    TRITONSERVER_RESPONSE_COMPLETE_FINAL=1,
-)
 
 
 class Request(SimpleNamespace):
@@ -56,28 +38,6 @@ def request(cancelled=False, **arrays):
 def tokens(ids, mask=None):
     ids = np.array(ids)
     return {"input_ids": ids, "attention_mask": np.ones_like(ids) if mask is None else np.array(mask)}
-
-
-@pytest.fixture
-def modules(tmp_path, monkeypatch):
-    """Imports a file of a backend's folder, as the server copies it."""
-    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", TRITON)
-    for path in SHARED:
-        monkeypatch.delitem(sys.modules, path.stem, raising=False)
-
-    def load(backend, name):
-        folder = tmp_path / "backends" / backend
-        if not folder.is_dir():
-            copy_backend(backend, tmp_path / "backends")
-        monkeypatch.syspath_prepend(str(folder))
-        spec = importlib.util.spec_from_file_location(f"{backend}_{name}", folder / f"{name}.py")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
-
-    yield load
-    for path in SHARED:
-        sys.modules.pop(path.stem, None)
 
 
 @pytest.fixture

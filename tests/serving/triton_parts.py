@@ -5,6 +5,7 @@ import json
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -34,6 +35,25 @@ FACTS = VersionFacts(
     precision="fp32",
 )
 KNOBS = Knobs(instances=1, threads=1, max_batch_size=32)
+
+
+class TritonError(Exception):
+    INVALID_ARG, CANCELLED, INTERNAL = "INVALID_ARG", "CANCELLED", "INTERNAL"
+
+    def __init__(self, message, code):
+        super().__init__(message)
+        self.code = code
+
+
+TRITON = SimpleNamespace(
+    TritonError=TritonError,
+    TritonModelException=type("TritonModelException", (Exception,), {}),
+    Tensor=lambda name, array: (name, array),
+    InferenceResponse=lambda tensors=(), error=None: SimpleNamespace(tensors=dict(tensors), error=error),
+    get_input_tensor_by_name=lambda request, name: request.tensors.get(name),
+    TRITONSERVER_RESPONSE_COMPLETE_FINAL=1,
+)
+"""What a backend imports from Triton's Python stub, for tests of its code without a server."""
 
 
 def write_classifier(path, seed=0, large=()):

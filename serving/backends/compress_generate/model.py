@@ -8,6 +8,7 @@ tokenizers, onnxruntime and the files beside it.
 
 import queue
 import threading
+from contextlib import suppress
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -50,7 +51,10 @@ class Stream:
         self.sender.send(response_of(arrays), flags=final)
 
     def fail(self, error):
-        self.sender.send(error_response(error, "generation"), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        """Answer with an error, unless the request has had its last answer: Triton closes its sender with that."""
+        final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+        with suppress(pb_utils.TritonModelException):
+            self.sender.send(error_response(error, "generation"), flags=final)
 
 
 class TritonPythonModel:
@@ -114,22 +118,28 @@ class TritonPythonModel:
     def generate(self):
         """Compute what waits until None comes."""
         while True:
-            if not self.batch.rows:
-                stream = self.waiting.get()
-                if stream is None:
+            try:
+                if not self.advance():
                     return
-                self.join(stream)
-            while len(self.batch.rows) < self.most and not self.waiting.empty():
-                stream = self.waiting.get()
-                if stream is None:
-                    return
-                self.join(stream)
-            self.step()
+            except Exception as error:  # a runtime raises many types; the thread goes on, or no request is answered any more
+                for stream in self.batch.rows:
+                    stream.fail(error)
+                self.batch.clear()
+
+    def advance(self):
+        """Take what waits, as far as there is room, and compute one token of every row; False after None."""
+        while not self.batch.rows or (len(self.batch.rows) < self.most and not self.waiting.empty()):
+            stream = self.waiting.get()
+            if stream is None:
+                return False
+            self.join(stream)
+        self.step()
+        return True
 
     def join(self, stream):
         try:
             token = self.batch.join(stream, stream.ids)
-        except Exception as error:  # a runtime raises many types; each ends this request alone
+        except Exception as error:  # it ends this request alone
             stream.fail(error)
             return
         if self.ended(stream, token):
@@ -139,23 +149,14 @@ class TritonPythonModel:
         """Whether a request ends with this token: with its last one, or because its text fails, which ends it alone."""
         try:
             return stream.add(token)
-        except Exception as error:  # the thread must not end: no request would be answered any more
+        except Exception as error:
             stream.fail(error)
             return True
 
     def step(self):
         """One token for every row; rows that end, or whose callers have gone, leave."""
-        if not self.batch.rows:
-            return
-        try:
-            tokens = self.batch.step()
-        except Exception as error:
-            for stream in self.batch.rows:
-                stream.fail(error)
-            self.batch.leave(set(range(len(self.batch.rows))))
-            return
         gone = set()
-        for number, (stream, token) in enumerate(zip(self.batch.rows, tokens, strict=True)):
+        for number, (stream, token) in enumerate(zip(self.batch.rows, self.batch.step(), strict=True)):
             if stream.sender.is_cancelled():
                 stream.sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
                 gone.add(number)
