@@ -76,10 +76,15 @@ def has_places(folder: Path, kind: str) -> bool:
 
 
 def kept_share(requested: int | None, rows: int) -> float | None:
-    """The share of the training rows to train on, in thousandths, which are at least so many rows where that is not all; None
-    for all."""
+    """The share of the training rows to train on: as many digits, at least three, as give so many rows and at most 5 % more.
+
+    None for all.
+    """
     count = (defaults.ROWS if rows > defaults.MANY else rows) if requested is None else requested
-    return None if count == 0 or count >= rows else min(-(-1000 * count // rows), 999) / 1000
+    if count == 0 or count >= rows:
+        return None
+    shares = [-(-whole * count // rows) / whole for whole in (10**digits for digits in range(3, 10))]
+    return next((share for share in shares if share < 1 and used_rows(share, rows) <= 1.05 * count), shares[-1])
 
 
 def used_rows(kept: float | None, rows: int) -> int:

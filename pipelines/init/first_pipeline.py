@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 
 from compressor.models.hub import SEQUENCES, TEXT2TEXT
 from compressor.tasks import GENERATED, KINDS
@@ -87,7 +88,7 @@ def _task(facts: Facts) -> str:
     subset = (
         f"""
   # A first run in minutes: a random part of the {facts.rows:,} training rows. Remove the next line to train on all of them
-  subset: {{share: {facts.kept:g}, seed: 0}}"""
+  subset: {{share: {Decimal(str(facts.kept)):f}, seed: 0}}"""
         if facts.kept
         else """
   # A random part of the training rows only:
