@@ -90,8 +90,8 @@ def override(source: YamlSource, text: str) -> None:
         raise UserError("E109", "not KEY=VALUE", fix, mark)
     value = parse(value_text, mark).data
     paths = _paths_of(source, names, mark)
-    there = [path for path in paths if path[-1] in (source.get(path[:-1]) or ())]
-    if value is None and there and isinstance(source.get(there[0][:-1]), dict) and there[0] not in stage_paths(source).values():
+    there = [path for path in paths if isinstance(keys := source.get(path[:-1]), dict) and path[-1] in keys]
+    if value is None and there:
         for path in there:  # null is no value of any key: its default holds
             source.drop(path)
         return
