@@ -16,7 +16,7 @@ from torch import nn
 
 from compressor.models.special_tokens import start_id
 from compressor.tasks.features import Encoding, pad
-from export.generation.greedy import Live, generate
+from export.generation.greedy import generate
 from export.graph.files import carry_over, save
 from export.graph.rewrite import fused
 from export.graph.weight_only import quantized_weights
@@ -24,10 +24,11 @@ from export.parity.bounds import kind_on
 from export.parity.compare import ParityResult, require
 from export.parity.suspects import suspect_in_graph
 from export.parity.token_outputs import compare_tokens
-from export.runtimes.decoders import Decoder, EncoderDecoder
+from export.runtimes.decoders import Decoder
 from export.runtimes.sessions import session
 
 if TYPE_CHECKING:
+    from export.runtimes.decoders import Live
     from export.standalone.source_model import LoadedModel
 
 PROMPTS, LONGEST, NEW = 8, 24, 24
@@ -160,7 +161,7 @@ def _texts(loaded: LoadedModel, live: Live) -> tuple[Text, list[tuple[int, int, 
 
 def logits_of(live: Live, text: Text, *cuts: int) -> np.ndarray:
     """Logits (tokens, vocabulary) of a text, row after row, run at once or split at `cuts`: later pieces then run on a past."""
-    decoder = live.started(**text.source) if isinstance(live, EncoderDecoder) else Decoder(live, len(text.ids))
+    decoder = Decoder(live, len(text.ids)) if text.source is None else live.started(**text.source)
     pieces = [decoder(text.ids[:, a:b], text.mask[:, a:b]) for a, b in pairwise((0, *cuts, text.ids.shape[1]))]
     return np.concatenate(pieces, axis=1)[text.mask == 1]
 

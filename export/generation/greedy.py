@@ -11,16 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from compressor.errors import UserError
-from export.runtimes.decoders import Decoder, EncoderDecoder
+from export.runtimes.decoders import begun
 from export.runtimes.sessions import session
 
 if TYPE_CHECKING:
-    pass
+    from export.runtimes.decoders import Live
 
 PROOF = "export.json"
-
-Live = "InferenceSession | EncoderDecoder"
-"""Session of a decoder, or of an encoder and its decoder (export/graph/decoder.py)."""
 
 
 def generate(
@@ -39,11 +36,7 @@ def generate(
     its end a row is filled with `pad`. `start` is the first token of a decoder with an encoder.
     """
     rows = len(input_ids)
-    if isinstance(live, EncoderDecoder):
-        decoder = live.started(input_ids, attention_mask)
-        fed, mask = np.full((rows, 1), start, np.int64), np.ones((rows, 1), np.int64)
-    else:
-        decoder, fed, mask = Decoder(live, rows), input_ids, attention_mask
+    decoder, fed, mask = begun(live, input_ids, attention_mask, np.full((rows, 1), start or 0, np.int64))
     last = mask.shape[1] - 1 - mask[:, ::-1].argmax(axis=1)
     tokens, going = [], np.ones(rows, bool)
     while len(tokens) < max_new_tokens and going.any():

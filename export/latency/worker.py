@@ -23,7 +23,7 @@ import numpy as np
 
 from compressor.tasks.features import DECODER_IDS
 from export.latency.programs import private_stdout
-from export.runtimes.decoders import Decoder, EncoderDecoder
+from export.runtimes.decoders import Decoder, begun
 from export.runtimes.feeds import feeds_of, run
 from export.runtimes.runtime_registry import RUNTIMES
 from export.runtimes.sessions import session
@@ -155,11 +155,9 @@ def session_writer(live: Session) -> Writer:
     """Of the session of a model that generates, on the CPU."""
 
     def read(prompts: Encoding) -> Decoder:
-        if isinstance(live, EncoderDecoder):
-            decoder, first = live.started(prompts["input_ids"], prompts["attention_mask"]), prompts[DECODER_IDS]
-        else:
-            decoder, first = Decoder(live, len(prompts["input_ids"])), prompts["input_ids"]
-        decoder(first, np.ones_like(first))
+        texts, mask = prompts["input_ids"], prompts["attention_mask"]
+        decoder, first, mask = begun(live, texts, mask, prompts.get(DECODER_IDS, texts))
+        decoder(first, mask)
         return decoder
 
     starts = Latest(read)

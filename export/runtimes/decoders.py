@@ -17,6 +17,9 @@ from export.runtimes.runtime import TensorSpec
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession, OrtValue
 
+    Live = InferenceSession | "EncoderDecoder"
+    """Session of a decoder, or of an encoder and the decoder behind it."""
+
 PRESENT = "present."
 
 
@@ -71,6 +74,16 @@ class Decoder:
         logits, *present = self.session.run_with_ort_values(self.names, feeds)
         self.past = {f"{PAST}{name.removeprefix(PRESENT)}": value for name, value in zip(self.names[1:], present, strict=True)}
         return logits.numpy()
+
+
+def begun(
+    live: Live, input_ids: np.ndarray, attention_mask: np.ndarray, first: np.ndarray
+) -> tuple[Decoder, np.ndarray, np.ndarray]:
+    """The decoder of one batch of texts (batch, length), and the tokens that it takes first, with their mask: the texts, or
+    `first` (batch, tokens) behind an encoder, which takes the texts."""
+    if isinstance(live, EncoderDecoder):
+        return live.started(input_ids, attention_mask), first, np.ones_like(first)
+    return Decoder(live, len(input_ids)), input_ids, attention_mask
 
 
 def encode(encoder: InferenceSession, input_ids: np.ndarray, attention_mask: np.ndarray) -> dict[str, OrtValue]:
