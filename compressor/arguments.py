@@ -7,6 +7,9 @@ import operator
 from collections.abc import Iterable, Sequence
 from numbers import Real
 
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
+"""Names of pipelines, stages, tasks and served models: safe as a file's name everywhere."""
+
 
 def require_one_of(what: str, value: object, words: Iterable[object]) -> None:
     """Raises ValueError for a value that is none of the `words`."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from compressor.arguments import require_all_of
+from compressor.arguments import NAME_PATTERN, require_all_of
 from compressor.errors import UserError
 from compressor.models.hub import TOKENIZER_FILES
 from export.runtimes.runtime import Runtime
@@ -84,7 +84,7 @@ def write_repository(
 
 def check_name(name: str) -> None:
     """Raises UserError E720 for what is no model's name: it becomes a folder's."""
-    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
+    if not re.fullmatch(NAME_PATTERN, name):
         raise UserError("E720", f"'{name}' is not a model name", "Use letters, digits, '_', '-' and '.'")
 
 

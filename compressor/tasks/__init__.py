@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
+from compressor.arguments import NAME_PATTERN
 from compressor.tasks.decoding.decode_config import DecodeConfig
 
 
@@ -69,7 +70,7 @@ class Subset(BaseModel):
         return int(Fraction(str(self.share)) * rows)
 
 
-TestName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=64)]
+TestName = Annotated[str, StringConstraints(pattern=NAME_PATTERN, max_length=64)]
 """The name of a file that is only scored, as it appears in metadata and tables."""
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from compressor.arguments import NAME_PATTERN
 from compressor.deltas.stacking import changes_of_task, stack_tasks
 from compressor.errors import UserError
 from compressor.models.hub import GENERATIVE, Reference
@@ -133,7 +134,7 @@ def task_names(paths: Sequence[Path]) -> list[str]:
     """The names of tasks: those of their files, up to `.safetensors` or `.delta.safetensors`. Raises UserError E777."""
     names = [path.name.removesuffix(".safetensors").removesuffix(".delta") for path in paths]
     for number, (name, path) in enumerate(zip(names, paths, strict=True)):
-        if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
+        if not re.fullmatch(NAME_PATTERN, name):
             raise UserError("E777", f"'{name}' is not a name of a task", "Use letters, digits, '_', '-' and '.'", str(path))
         if name in names[:number]:
             what = f"two tasks are named '{name}', the other by {paths[names.index(name)]}"

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
+from compressor.arguments import NAME_PATTERN
 from compressor.errors import UserError
 from compressor.tasks import TaskConfig
-from pipelines.engine.stage import NAME_PATTERN
 
 LOCK_FILE = "pipeline.lock.yaml"
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictFloat, StrictInt
 
+from compressor.arguments import NAME_PATTERN
 from compressor.errors import UserError
 from pipelines.file import limits
 
@@ -29,9 +30,6 @@ TASKS = "tasks"
 
 TEXTS = "generated.jsonl"
 """File of an artifact with the texts that its model generated, one line a prompt; of many tasks TASKS/NAME.generated.jsonl."""
-
-NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
-"""Names of pipelines and ids of stages: safe as a file's name everywhere."""
 
 
 def each_once(values: list[Any]) -> list[Any]:

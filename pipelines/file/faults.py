@@ -9,8 +9,8 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, Tag, ValidationError
 
+from compressor.arguments import NAME_PATTERN
 from compressor.errors import UserError
-from pipelines.engine.stage import NAME_PATTERN
 from pipelines.file.yaml_source import MOST_FAULTS, KeyPath, YamlSource
 
 Model = TypeVar("Model", bound=BaseModel)

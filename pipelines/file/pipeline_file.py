@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from compressor.arguments import NAME_PATTERN
 from compressor.tasks import TaskConfig
-from pipelines.engine.stage import NAME_PATTERN
 from pipelines.file import limits
 
 

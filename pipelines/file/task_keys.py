@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from compressor.arguments import NAME_PATTERN
 from compressor.errors import UserError
 from compressor.tasks import TaskConfig
 from compressor.tasks.task_kind import kind_for, kind_of
 from compressor.text_files import from_home
-from pipelines.engine.stage import NAME_PATTERN
 from pipelines.file.yaml_source import KeyPath, YamlSource
 
 PATH_KEYS = ("train", "validation", "test")

@@ -130,7 +130,7 @@ def notes(
         )
         lines.append(words)
     else:
-        name = roles["compressed"]["name"].split()[1]
+        name = RUNTIMES[runtime].label
         lines.append(f"Dense {name} fp32 was not exported: how much of the gain the runtime alone would give is not known.")
     fp32, int8 = (find(candidates, "compressed", precision, runtime) for precision in ("fp32", "int8"))
     if fp32 and int8:

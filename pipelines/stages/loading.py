@@ -86,24 +86,31 @@ def quality_of(
     model: nn.Module, rows: TokenRows, inputs: Inputs, data: Data, workspace: Workspace, description: str
 ) -> dict[str, Any]:
     """Every metric of a model on rows, as recorded in metadata; those of generated texts where the main one is of texts."""
-    quality = judge_rows(torch_forward(model), rows, data, workspace, description).quality
+    return judged(model, rows, inputs, data, workspace, description)[1]
+
+
+def judged(
+    model: nn.Module, rows: TokenRows, inputs: Inputs, data: Data, workspace: Workspace, description: str
+) -> tuple[MetricInputs, dict[str, Any]]:
+    """What the metrics of a model's outputs are computed from, and its quality (`quality_of`)."""
+    found = judge_rows(torch_forward(model), rows, data, workspace, description)
     if not rows.kind.metric.of_texts:
-        return quality
+        return found, found.quality
     scored = score_model(model, rows, inputs, data, workspace, f"{description}, generating")
-    return with_scores(quality, scored.record, rows.kind.metric)
+    return found, with_scores(found.quality, scored.record, rows.kind.metric)
+
+
+def recorded(inputs: Inputs, data: Data) -> dict[str, Any]:
+    """What the file of a state or of a delta records beside the tensors: the pipeline's base, the labels and the kind."""
+    base, names = inputs.base, data.label_names
+    kind = kind_recorded(data.kind, len(names))
+    return {"base": base.reference, "base_sha256": base.sha256, "label_names": names, "kind": kind}
 
 
 def publish_model(model: nn.Module, inputs: Inputs, data: Data, workspace: Workspace) -> dict:
     """Measure quality on all validation rows and write the model's state; returns the metadata common to all states."""
     quality = judge_rows(torch_forward(model), data.validation, data, workspace, "validating").quality
-    save_state(
-        model,
-        workspace.folder,
-        base=inputs.base.reference,
-        base_sha256=inputs.base.sha256,
-        label_names=data.label_names,
-        kind=kind_recorded(data.kind, len(data.label_names)),
-    )
+    save_state(model, workspace.folder, **recorded(inputs, data))
     return {
         "merged": False,
         "weights_moved": compression_of(model).weights_moved,

@@ -264,7 +264,7 @@ def method_problems(config: TrainingConfig, row: Method, omega: Entry | None) ->
     wants, on = row.takes_places(config), on_of(config, row, omega)
     yield from meaningless(config, (key for key in row.reads if key not in row.reads_on(on)), f"{row.name} on {on}")
     if not wants and omega is not None:
-        other = f"{row.kind_key}: {row.omega_kinds[0]}" if row.omega_kinds else "method: dsee or selective"
+        other = f"{row.kind_key}: {row.omega_kinds[0]}" if row.omega_kinds else f"method: {methods_with('uses_omega')}"
         what = f"{method_in_words(config, row)} does not use the positions that '{omega.id}' chooses"
         yield Problem("E404", what, f"Use {other}, or drop the select")
     if row.needs_budget(config) and config.keep_best:
@@ -302,6 +302,16 @@ def disagreements(config: TrainingConfig, row: Method, omega: Entry) -> Iterable
 
 def _shown(value: object) -> str:
     return ", ".join(value) if isinstance(value, tuple) else str(value)
+
+
+def methods_with(trait: str) -> str:
+    """The methods with this trait of their rows, in words: 'dsee or selective or child_tuning'."""
+    return " or ".join(name for name in NAMES if getattr(method(name), trait))
+
+
+def trains_base(config: TrainingConfig) -> bool:
+    """Whether a training's own method trains the base's weights; `same` has none."""
+    return config.method != "same" and method(config.method).trains_base
 
 
 def on_of(config: TrainingConfig, row: Method, omega: Entry | None) -> On:

@@ -53,7 +53,7 @@ def counted(stage: str, trained: Trained, shape: ModelShape) -> tuple[str, int]:
 def estimate(config: TrainingConfig, plan: Plan, before: Plan, rows: dict[str, Any]) -> dict[str, float]:
     """Of a tune or a recover, its teacher, control and validation included: see `pipelines.check.estimate`."""
     shape, trained = plan.shape, plan.trainable[-1][1] + plan.shape.head
-    trains_base = config.method == "full" or (config.method != "same" and method(config.method).trains_base)
+    trains_base = method(plan.trained[-1].method).trains_base
     learned, mean = _learned(config, rows)
     taken, backward = learned * config.passes(learned), 3 if trains_base else 2
     evaluated = rows["validation"] * (1 + config.evaluations(taken / learned, learned)) + rows.get("tests", 0)

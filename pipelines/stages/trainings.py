@@ -31,7 +31,7 @@ from compressor.tasks.data import Data
 from compressor.tasks.features import metric_inputs_of, torch_forward
 from compressor.tasks.predictions import by_row
 from compressor.tasks.reading import TaskData
-from compressor.tasks.task_kind import kind_of, kind_recorded
+from compressor.tasks.task_kind import kind_of
 from compressor.training.distillation import HiddenTeacher
 from compressor.training.keep_best import KeepBest
 from compressor.training.processes import helping, launched
@@ -39,7 +39,7 @@ from compressor.training.schedule import Schedule
 from compressor.training.trainer import TrainingRows, train
 from pipelines.engine.stage import Inputs, Progress, Workspace
 from pipelines.stages.generated_texts import main_score, with_texts
-from pipelines.stages.loading import load_model, publish_model, quality_of, score_tests
+from pipelines.stages.loading import load_model, publish_model, quality_of, recorded, score_tests
 from pipelines.stages.training_config import BUDGETS, TrainingConfig
 from pipelines.stages.training_verdicts import verdicts
 
@@ -189,9 +189,7 @@ def stops_of(config: TrainingConfig, model: nn.Module) -> list[int]:
 
 def write_delta(model: nn.Module, path: Path, inputs: Inputs, data: Data) -> None:
     """Write the model's changes and head as one delta file on the pipeline's base."""
-    names, base = data.label_names, inputs.base
-    kind = kind_recorded(data.kind, len(names))
-    write(model, path, base=base.reference, base_sha256=base.sha256, label_names=names, kind=kind)
+    write(model, path, **recorded(inputs, data))
 
 
 def publish_budgets(stops: list[int], kept: Path, inputs: Inputs, data: Data, workspace: Workspace) -> list[dict[str, Any]]:

@@ -14,12 +14,12 @@ from pathlib import Path
 
 from rich.console import Console
 
+from compressor.arguments import NAME_PATTERN
 from compressor.errors import CompressError, UserError, UserErrors
 from pipelines.engine.attempt import RUN_FILE
 from pipelines.engine.disk import disk_fault
 from pipelines.engine.invocation import Stopped, stopping
 from pipelines.engine.preflight import check_folder
-from pipelines.engine.stage import NAME_PATTERN
 from pipelines.engine.store import Locked, lock
 from pipelines.file.config import Pipeline, load_pipeline
 from pipelines.sweeps.search_summary import summarize_search

@@ -1,18 +1,21 @@
 """The control of a recovery: the dense model trained as long as the pruned one, in whole pipelines."""
 
+import json
 from dataclasses import replace
 
 import pytest
 
-from compressor.account import Plan
+from compressor.account import Plan, Trained
+from compressor.checkpoint import STATE_FILE
 from compressor.cost import LayerShape, ModelShape
 from compressor.errors import UserError
+from compressor.methods import Options
 from pipelines.engine.runner import run_pipeline
 from pipelines.engine.stage import Inputs
 from pipelines.file.config import load_pipeline
 from pipelines.reporting.gather import kept_notes
 from pipelines.stages.recover import control, run
-from pipelines.stages.recover.config import RecoverConfig
+from pipelines.stages.recover.config import CONTROL, RecoverConfig
 from pipelines.stages.training_plan import estimate
 from pipelines.sweeps.trial_run import costs_of
 from tests.tiny import write_pipeline
@@ -63,6 +66,14 @@ def test_it_is_the_dense_model_with_the_same_trainings(made, name):
         assert costs_of({entry: pruned[entry]})["bytes of the stored model"] == stored, "of what is shipped, not of its control"
         same = {key: dense[entry].metadata[key] for key in TRAINED if key in dense[entry].metadata}
         assert pruned[entry].metadata["control"] == {**same, "recoveries": number + 1}
+
+
+def test_its_state_names_the_kind_of_its_task(tmp_path):
+    """As the recovered model's does, where the head does not tell it."""
+    path = write_pipeline(tmp_path, kind="multilabel", stages=[TUNE, PRUNE, {"recover": FAST}], rows=24)
+    folder = run_pipeline(load_pipeline(path), tmp_path / "out").artifacts["recover"].folder
+    kinds = [json.loads((one / STATE_FILE).read_text())["kind"] for one in (folder, folder / CONTROL)]
+    assert kinds == ["multilabel", "multilabel"]
 
 
 def test_the_best_is_published(made):
@@ -120,10 +131,14 @@ def test_the_estimate_of_a_run_counts_it():
     """As much again as the training of the dense model, where something was pruned before."""
     dense = ModelShape(32, (LayerShape(4, 8, 24),) * 2, other=1000, head=66, head_macs=64)
     pruned, rows = dense.with_units("neurons", [12] * 2), {"train": 100, "validation": 50, "mean": 10, "longest": 20}
-    plan = Plan(dense, pruned, model=None, trainable=(("recover", 500),), tuned=dense)
+    by = {name: (Trained(name, Options()),) for name in ("lora", "full")}
+    plan = Plan(dense, pruned, model=None, trainable=(("recover", 500),), trained=by["lora"], tuned=dense)
     with_it, without = (estimate(RecoverConfig(epochs=3, control=control), plan, plan, rows) for control in (True, False))
     assert with_it["flops"] - without["flops"] == (2 * 100 * 3 + 50) * dense.flops(10)
     assert with_it["memory"] > without["memory"] and with_it["disk"] == 2 * without["disk"]
+    whole = estimate(RecoverConfig(epochs=3, control=False), replace(plan, trained=by["full"]), plan, rows)
+    assert whole["flops"] - without["flops"] == 100 * 3 * pruned.flops(10), "same after full trains every weight"
+    assert whole["disk"] == pruned.bytes != without["disk"]
     # texts are learned beside the training rows, and the teacher computes them once
     learned = rows | {"texts": {"rows": 300, "mean": 10}}
     of_texts = estimate(RecoverConfig(texts="texts.txt", steps=10, control=False), plan, plan, learned)

@@ -179,6 +179,7 @@ def fixed_batch(path, classifier):
     ("code", "words", "name", "options"),
     [
         ("E720", "'a/b' is not a model name", "a/b", {}),
+        ("E720", "'modèle' is not a model name", "modèle", {}),
         ("E720", "already holds a model 'taken'", "taken", {}),
         ("E721", "not a readable ONNX file", "m", {"onnx": "junk.onnx"}),
         ("E721", "not a readable ONNX file", "m", {"onnx": "missing.onnx"}),

@@ -16,6 +16,7 @@ from torch import nn
 from compressor.checkpoint import load, save_checkpoint
 from compressor.cost import ModelShape, paper_flops_ratio, shape_of
 from compressor.deltas.links import merge_all
+from compressor.methods import method
 from compressor.models.first_token import reads_first_token
 from compressor.models.hub import TEXT2TEXT, end_id
 from compressor.models.modules import STRUCTURES
@@ -122,7 +123,7 @@ def delta_of_dense(inputs: Inputs) -> dict[str, Any]:
 
     A training that continues older deltas does not describe them: the one that created them does.
     """
-    if inputs.dense.metadata["method"] == "full":
+    if method(inputs.dense.metadata["method"]).trains_base:
         return {"modules": (), "rank": 0, "places": 0}
     before = itertools.takewhile(lambda artifact: artifact.id != inputs.dense.id, inputs.artifacts)
     facts = [artifact.metadata for artifact in (*before, inputs.dense)]

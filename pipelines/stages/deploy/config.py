@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator
 
+from compressor.arguments import NAME_PATTERN
 from compressor.errors import CheckError
 from compressor.tasks.task_kind import kind_of
 from export.runtimes.runtime_registry import CPU_RUNTIMES, DEFAULT, PRECISIONS, RUNTIMES, packages_of
@@ -32,7 +33,7 @@ class DeployConfig(StageConfig):
 
     name: str = Field(
         default="model",
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$",
+        pattern=NAME_PATTERN,
         max_length=limits.NAME,
         description="the model's name on the server",
     )

@@ -24,7 +24,9 @@ from pipelines.stages.training_config import (
     merged_problems,
     method_in_words,
     method_problems,
+    methods_with,
     on_of,
+    trains_base,
 )
 from pipelines.stages.training_plan import counted, estimate, planned
 
@@ -122,9 +124,9 @@ def check(config: RecoverConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem
         yield Problem("E503", "nothing is tuned yet", "Put a tune before recover")
         return
     yield from merged_problems("recover", earlier)
-    if config.method == "full":
+    if trains_base(config):
         yield from filled_problems("training every weight", earlier)
-    moved = next((entry for entry in earlier if entry.row.trains and entry.config.method == "full"), None)
+    moved = next((entry for entry in earlier if entry.row.trains and trains_base(entry.config)), None)
     if config.checkpoints and moved is not None:
         what = f"a checkpoint is kept as a change of the base, whose own weights '{moved.id}' trained"
         yield Problem("E312", what, "Remove the key, or use another method there", ("checkpoints",))
@@ -146,7 +148,7 @@ def trains_everything(config: RecoverConfig, earlier: tuple[Entry, ...]) -> bool
     """Whether every weight is trained: by `full`, or by `same` after it, and not of the last blocks alone."""
     trainings = [config, *(entry.config for entry in reversed(earlier) if entry.row.trains)]
     named = next((training for training in trainings if training.method != "same"), config)
-    return named.method == "full" and named.top is None
+    return trains_base(named) and named.top is None
 
 
 def teacher_problems(config: RecoverConfig) -> Iterable[Problem]:
@@ -212,7 +214,7 @@ def same_problems(config: RecoverConfig, earlier: tuple[Entry, ...], fresh: Entr
             yield Problem("E404", what, f"Say method: full, top: {entry.config.top}, or another method", ("method",))
             return
     if fresh is not None:
-        fix = "Use method: dsee or selective, or drop the select"
+        fix = f"Use method: {methods_with('uses_omega')}, or drop the select"
         yield Problem("E404", f"same does not use the positions that '{fresh.id}' chooses", fix)
 
 
@@ -232,7 +234,7 @@ def plan(config: RecoverConfig, plan: Plan) -> Plan:
         return replace(plan, trainable=(*plan.trainable, ("recover", count)))
     added, shape = planned(config, config.method, plan)
     name, count = counted("recover", added, shape)
-    if config.method != "full":
+    if not trains_base(config):
         return replace(plan, shape=shape, trained=(*plan.trained, added), trainable=(*plan.trainable, (name, count)))
     if not config.trains_embeddings and config.top is None:
         count -= plan.model.get_input_embeddings().weight.numel()

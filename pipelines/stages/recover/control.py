@@ -29,7 +29,6 @@ from compressor.methods import Options, method
 from compressor.pruning.positions import before_pruning
 from compressor.tasks import TaskConfig
 from compressor.tasks.data import Data, MetricInputs
-from compressor.tasks.features import torch_forward
 from compressor.tasks.task_kind import kind_for
 from compressor.training.processes import announced, announcing, helping, launched
 from compressor.training.unfinished import MANIFEST, is_complete, seal
@@ -38,8 +37,7 @@ from pipelines.engine.scorers import scored_by
 from pipelines.engine.stage import Artifact, Inputs, Workspace
 from pipelines.engine.store import digest, fingerprint
 from pipelines.reporting.format import scaled
-from pipelines.stages.generated_texts import score_model, with_scores
-from pipelines.stages.loading import judge_rows, load_model, score_tests
+from pipelines.stages.loading import judged, load_model, recorded, score_tests
 from pipelines.stages.once import once
 from pipelines.stages.recover.config import CONTROL, STAGE, RecoverConfig, corrected, rate_of_labels
 from pipelines.stages.recover.lessons import Lessons
@@ -184,18 +182,13 @@ def _train(training: ControlTraining, inputs: Inputs, workspace: Workspace, work
         raise UserError(error.code, what, f"{error.fix}; control: false leaves the control out") from error
     if helping():
         return
-    judged = judge_rows(torch_forward(model), data.validation, data, workspace, "validating the control")
-    quality = judged.quality
-    if data.kind.metric.of_texts:
-        scored = score_model(model, data.validation, inputs, data, workspace, "generating, the control")
-        quality = with_scores(quality, scored.record, data.kind.metric)
+    found, quality = judged(model, data.validation, inputs, data, workspace, "validating the control")
     tests = score_tests(model, inputs, data, workspace)
     facts = {"quality": quality, **tests, "recoveries": len(training.earlier) + 1, **trained, **training.learned}
     finished = work / FINISHED
     shutil.rmtree(finished, ignore_errors=True)
-    reference = {"base": inputs.base.reference, "base_sha256": inputs.base.sha256}
-    save_state(model, finished, **reference, label_names=data.label_names)
-    save_file({"predicted": np.ascontiguousarray(judged.predicted)}, finished / PREDICTED)
+    save_state(model, finished, **recorded(inputs, data))
+    save_file({"predicted": np.ascontiguousarray(found.predicted)}, finished / PREDICTED)
     (finished / FACTS).write_text(json.dumps(facts))
     seal(finished)
 

@@ -24,18 +24,19 @@ def prepare(model: nn.Module, config: RecoverConfig, before: str, options_of: Ca
     `before` is the method of the training before, `options_of` gives the options of a new group of changes.
     """
     groups = sorted({module.group for module in model.modules() if isinstance(module, Change)})
-    if config.method == "full" or (config.method == "same" and before == "full"):
+    row = method(before if config.method == "same" else config.method)
+    if row.trains_base:
         merge_deltas(model)
         set_trainable(model, base=True, groups=(), top=config.top)
         if not config.trains_embeddings:
             model.get_input_embeddings().requires_grad_(False)
-        return {"method": "full", **({"top": config.top} if config.top else {})}
+        return {"method": row.name, **({"top": config.top} if config.top else {})}
     if config.method == "same":
         set_trainable(model, base=False, groups=groups)
-        return {"method": before}
+        return {"method": row.name}
     # adapters and prefixes stay where a full recovery merged the deltas of groups before theirs
     name = next(str(number) for number in itertools.count(len(groups) + 1) if str(number) not in groups)
-    row, options = method(config.method), options_of(name)
+    options = options_of(name)
     apply(model, row.name, options)
     return {"method": row.name, **settings_of(row, options, model)}
 

@@ -25,6 +25,7 @@ from pipelines.stages.training_config import (
     meaningless,
     method_in_words,
     method_problems,
+    methods_with,
 )
 from pipelines.stages.training_plan import counted, estimate, planned
 
@@ -52,7 +53,7 @@ def with_tasks(config: TuneConfig, many: bool, kinds: Sequence[str]) -> Iterable
     row = method(config.method)
     if many and not row.many_tasks:
         fix = (
-            "Use propetl, adapter or full, or run it once for each task (`task` instead of `tasks`) on this base: "
+            f"Use {methods_with('many_tasks')}, or run it once for each task (`task` instead of `tasks`) on this base: "
             "`compress delta convert` makes a small delta file of each result, and compressor.load(base, delta=FILE) switches "
             "between them"
         )
