@@ -18,7 +18,7 @@ from serving.answer_bounds import tolerance_in_batches
 from serving.deployment.answers import Answer, read_answers
 from serving.deployment.candidate import drop_candidate, failed, load, require_answers, require_free_names, tried, unload
 from serving.deployment.source import Options, Source
-from serving.deployment.target import Target, new_record
+from serving.deployment.target import ASIDE, Target, new_record
 from serving.deployment.triton_control import Control, Refused
 from serving.repository import model_names
 
@@ -111,10 +111,14 @@ def _undone(
 
 
 def _recover(models: Sequence[str], target: Target, control: Control | None, options: Options) -> list[Published]:
-    """Take back the versions of a deployment that was killed: the files of one may stand beside the config of another."""
+    """Take back the versions of a deployment that was killed: the files of one may stand beside the config of another. Finish a
+    rollback that was killed."""
     taken = []
     for model in models:
         drop_candidate(model, target, control)
+        for version in target.versions_aside(model) if (left := target.versions(model)) else ():
+            taken.append(Published(model, left[-1], version, fresh=False))
+            _finish(taken[-1], target, control, options)
         while (versions := target.versions(model)) and not target.finished(model, versions[-1]):
             version, before = versions[-1], max(versions[:-1], default=None)
             _return(model, version, before, target, control)
@@ -210,33 +214,45 @@ def roll_back(models: Sequence[str], target: Target, control: Control | None, op
                 what = f"'{model}' has no earlier version to return to"
                 raise UserError("E759", what, "Deploy the run that you want instead", target.root)
             plans.append(Published(model, versions[-2], versions[-1], fresh=False))
-        aside: dict[str, str] = {}
+        aside: list[str] = []
         try:
             for plan in plans:  # where this is killed, the next deployment goes on with it
                 target.mark(plan.model, plan.before, finished=False)
             for plan in plans:
                 target.restore(plan.model, plan.version)
-                aside[plan.model] = target.set_aside(plan.model, plan.before)
+                target.set_aside(plan.model, plan.before)
+                aside.append(plan.model)
             for plan in plans if control is not None else ():
                 _load_again(plan.model, plan.version, control)
         except BaseException:
             with contextlib.ExitStack() as each:
                 for plan in plans:
-                    each.callback(_keep, plan, aside.get(plan.model), target, control)
+                    each.callback(_keep, plan, plan.model in aside, target, control)
             raise
         for plan in plans:
-            target.remove(aside[plan.model])
-            options.say(f"{plan.model}: version {plan.before} is removed, version {plan.version} serves")
+            _removed(plan, target, options)
     return plans
 
 
-def _keep(plan: Published, aside: str | None, target: Target, control: Control | None) -> None:
-    """Undo what was done to return to `plan.version`: `plan.before` serves again."""
-    if aside is not None:
-        target.bring_back(aside, plan.model, plan.before)
+def _finish(plan: Published, target: Target, control: Control | None, options: Options) -> None:
+    """End a rollback that was killed after `plan.before` was moved aside."""
+    if control is not None:
+        _load_again(plan.model, plan.version, control)
+    _removed(plan, target, options)
+
+
+def _removed(plan: Published, target: Target, options: Options) -> None:
+    target.remove_aside(plan.model, plan.before)
+    options.say(f"{plan.model}: version {plan.before} is removed, version {plan.version} serves")
+
+
+def _keep(plan: Published, aside: bool, target: Target, control: Control | None) -> None:
+    """Undo what was done to return to `plan.version`: `plan.before`, which may be moved aside, serves again."""
+    if aside:
+        target.bring_back(plan.model, plan.before)
     target.restore(plan.model, plan.before)
     target.mark(plan.model, plan.before, finished=True)
-    if control is not None and aside is not None:
+    if control is not None and aside:
         _load_again(plan.model, plan.before, control)
 
 
@@ -261,9 +277,12 @@ def status(target: Target, control: Control | None) -> list[State]:
     """Every version of every model in `target`."""
     found = []
     for model in target.models():
-        for version in target.versions(model):
-            record = target.record(model, version)
+        places = {version: version for version in target.versions(model)}
+        places |= {version: f"{ASIDE}{version}" for version in target.versions_aside(model)}
+        for version, place in places.items():
+            record = target.record(model, place)
             ready = None if control is None else control.ready(model, version)
             facts = (record.get("run", "?"), record.get("published", "?"), bool(record.get("proven")))
-            found.append(State(model, version, *facts, ready, target.finished(model, version)))
+            finished = place == version and record.get("finished", True)
+            found.append(State(model, version, *facts, ready, finished))
     return found

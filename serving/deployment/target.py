@@ -30,6 +30,8 @@ STAGED, NEW = ".staged-", ".deploying"
 """Beginning and end of names of what is about to take its place, or was moved from it. Triton takes every folder in the
 repository for a model, also a hidden one, and does not start with it; files there, and hidden folders in a model's, it ignores.
 """
+ASIDE = ".aside-"
+"""Beginning of the name of a version's folder while it is rolled back."""
 
 
 @dataclass(frozen=True)
@@ -77,13 +79,21 @@ class Target:
 
     def versions(self, model: str) -> list[int]:
         """The versions of a model, ascending."""
+        return sorted(int(name) for name in self._names(model) if name.isdecimal() and name[0] != "0")
+
+    def versions_aside(self, model: str) -> list[int]:
+        """The versions that `set_aside` has moved: left there, their rollback was killed."""
+        names = (name.removeprefix(ASIDE) for name in self._names(model) if name.startswith(ASIDE))
+        return sorted(int(name) for name in names if name.isdecimal())
+
+    def _names(self, model: str) -> list[str]:
+        """The names of what is in a model's folder."""
         if not self.files.isdir(self.path(model)):
             return []
         self.files.invalidate_cache()
-        names = (entry["name"].rstrip("/").rsplit("/", 1)[-1] for entry in self.files.ls(self.path(model), detail=True))
-        return sorted(int(name) for name in names if name.isdecimal() and name[0] != "0")
+        return [entry["name"].rstrip("/").rsplit("/", 1)[-1] for entry in self.files.ls(self.path(model), detail=True)]
 
-    def record(self, model: str, version: int) -> dict[str, Any]:
+    def record(self, model: str, version: int | str) -> dict[str, Any]:
         """RECORD of a version; {} where it was not published by this program. Raises UserError E757 if it is damaged."""
         path = self.path(model, version, RECORD)
         if not self.files.exists(path):
@@ -162,14 +172,16 @@ class Target:
         """Another hidden folder in that of a model."""
         return self.path(model, f"{STAGED}{secrets.token_hex(4)}")
 
-    def set_aside(self, model: str, version: int) -> str:
-        """Move a version to a hidden folder; returns this place, from which `bring_back` moves it in again."""
-        place = self._staged(model)
-        self._move(self.path(model, version), place)
-        return place
+    def set_aside(self, model: str, version: int) -> None:
+        """Move a version to a hidden folder, from which `bring_back` moves it in again."""
+        self._move(self.path(model, version), self.path(model, f"{ASIDE}{version}"))
 
-    def bring_back(self, place: str, model: str, version: int) -> None:
-        self._move(place, self.path(model, version))
+    def bring_back(self, model: str, version: int) -> None:
+        self._move(self.path(model, f"{ASIDE}{version}"), self.path(model, version))
+
+    def remove_aside(self, model: str, version: int) -> None:
+        """Remove a version that was moved aside, for good."""
+        self.remove(self.path(model, f"{ASIDE}{version}"))
 
     def _move(self, place: str, other: str) -> None:
         if self.local:

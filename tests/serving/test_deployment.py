@@ -322,13 +322,13 @@ def test_a_first_deployment_that_was_killed_is_told_and_taken_back(two_models, t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [1, 2])
-def test_a_rollback_that_was_killed_is_finished_by_the_next(two_models, tmp_path, count):
+@pytest.mark.parametrize(("name", "count"), [("set_aside", 1), ("set_aside", 2), ("remove_aside", 1), ("remove_aside", 2)])
+def test_a_rollback_that_was_killed_is_finished_by_the_next(two_models, tmp_path, name, count):
     folder, target = tmp_path / "target", Target.at(str(tmp_path / "target"))
     deploy(two_models(0), target, None, Options("first"))
     before = contents(folder)
     deploy(two_models(1), target, None, Options("second"))
-    kill(folder, "", "set_aside", count)
+    kill(folder, "", name, count)
     assert not any(state.finished for state in status(target, None) if state.version == 2)
     roll_back(target.models(), target, None, Options(""))
     assert contents(folder) == before
