@@ -60,6 +60,8 @@ class Measured:
     errors: np.ndarray
     begin: float
     end: float
+    answered: int
+    """Answers that came within the window; of an open loop also those to requests that were due before it."""
     open_loop: bool = False
     kinds: Counter[str] = field(default_factory=Counter)
 
@@ -72,10 +74,6 @@ class Measured:
         """Seconds from due to answered; a request without an answer in time counts with the time that was waited for it."""
         counted = (self.errors == "") | (self.errors == TIMED_OUT)
         return (self.ended - self.due)[counted]
-
-    def answered(self) -> int:
-        """Answers that came within the window."""
-        return int(((self.errors == "") & (self.ended < self.end)).sum())
 
     def in_time(self, deadline: float) -> int:
         """Answers within `deadline` seconds of when their request was due."""
@@ -93,12 +91,18 @@ def window(records: Sequence[Record], load: Load, start: float) -> Measured:
     end = begin + load.seconds
     placed = due if load.rate else ended
     if (placed >= begin).sum() >= load.requests:
-        end = min(end, float(placed.max()) + 1e-9)
+        end = min(end, _just_after(placed.max()))
     chosen = (placed >= begin) & (placed < end)
     if end < begin + load.seconds:
-        end = max(end, float(ended[chosen].max()) + 1e-9)
+        end = max(end, _just_after(ended[chosen].max()))
     kinds = Counter(error for error in errors[chosen] if error)
-    return Measured(due[chosen], ended[chosen], errors[chosen], begin, end, bool(load.rate), kinds)
+    answered = int(((errors == "") & (ended >= begin) & (ended < end)).sum())
+    return Measured(due[chosen], ended[chosen], errors[chosen], begin, end, answered, bool(load.rate), kinds)
+
+
+def _just_after(time: float) -> float:
+    """The next number: a small sum would be lost in the clock of a machine that has been up for half a year."""
+    return float(np.nextafter(time, np.inf))
 
 
 def measure(fleet: Fleet, target: Target, load: Load, deadline: float | None, expected: Sequence[Outputs]) -> dict[str, Any]:
@@ -125,7 +129,7 @@ def measure(fleet: Fleet, target: Target, load: Load, deadline: float | None, ex
         **({"rate": load.rate} if load.rate else {"concurrency": load.concurrency}),
         "seconds": measured.seconds,
         "requests": len(measured.due),
-        "throughput": measured.answered() / measured.seconds,
+        "throughput": measured.answered / measured.seconds,
         **goodput,
         "errors": dict(measured.kinds.most_common()),
         "latency_ms": latencies,

@@ -105,12 +105,14 @@ class Watch:
             self._thread.join()
 
     def _sample(self) -> None:
+        ended = False
         while True:
             self.times.append(time.monotonic())
             self.memory.append(self.processes.memory())
             self.cpu.append(self.processes.cpu_seconds())
-            if self._ended.wait(SAMPLE_SECONDS):
+            if ended:  # the last sample is of the end: requests are counted up to there
                 return
+            ended = self._ended.wait(SAMPLE_SECONDS)
 
     def figures(self, requests: int) -> dict[str, float | None]:
         """Memory at the end and its slope, and the CPU time of a request; {} where the server is elsewhere."""

@@ -106,7 +106,7 @@ class Bench:
         records, start, _ = self.fleet.run(endpoint, load, lambda start: None)
         measured = window(records, load, start)
         right = not measured.kinds and not check_answers(self.expected, records, self.fleet.traffic.bound).wrong
-        return Probe(measured.answered() / measured.seconds, measured.latencies, right)
+        return Probe(measured.answered / measured.seconds, measured.latencies, right)
 
     def _bytes(self, setting: Setting) -> float:
         weights = sum(path.stat().st_size for path in self.source.rglob("*") if path.is_file())

@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import json
+import os
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -24,7 +26,7 @@ from serving.layout.model_config import text_config
 from serving.loadtest.answer_check import check_answers, compared, first_answers, require_recorded
 from serving.loadtest.arrivals import Load, poisson_times, shares
 from serving.loadtest.levels import client_figures, window
-from serving.loadtest.observed import added_up, server_figures
+from serving.loadtest.observed import Processes, Watch, added_up, server_figures
 from serving.loadtest.plan import Wish, require_answers, wishes
 from serving.loadtest.quantiles import curve, latency_figures, quantile, slope
 from serving.loadtest.request_pools import Endpoint, HttpPool, kind_of_error
@@ -80,20 +82,39 @@ def test_latency_counts_from_when_a_request_was_due():
 def test_a_closed_loop_counts_what_ended_in_its_window():
     load = Load(concurrency=1, warmup=1, seconds=2)
     measured = window([record([0.5, 1.2, 2.9], 0, 0.6), record([2.0], 0, 0.1, ["503: full"])], load, start=0)
-    assert measured.answered() == 2 and measured.kinds == {"503: full": 1} and len(measured.latencies) == 2
+    assert measured.answered == 2 and measured.kinds == {"503: full": 1} and len(measured.latencies) == 2
     short = window([record([1.0, 1.5, 2.0], 0, 0.25)], Load(concurrency=1, warmup=1, seconds=9, requests=3), start=0)
-    assert short.seconds == pytest.approx(1.25) and short.answered() == 3
+    assert short.seconds == pytest.approx(1.25) and short.answered == 3
 
 
 def test_an_open_loop_of_few_requests_counts_their_answers():
     load = Load(rate=5, warmup=1, seconds=60, requests=2)
     measured = window([record([0.5, 1.1, 1.3, 1.5], 0, 0.25)], load, start=0)
-    assert measured.answered() == 3 and measured.seconds == pytest.approx(0.75), "until the last was answered"
+    assert measured.answered == 3 and measured.seconds == pytest.approx(0.75), "until the last was answered"
+
+
+def test_an_open_loop_counts_every_answer_that_came_in_its_window():
+    """Also those to requests of the warm-up: as many came in as went out."""
+    measured = window([record(np.arange(0, 11, 0.02), 0, 0.51)], Load(rate=50, warmup=1, seconds=10), start=0)
+    assert measured.answered / measured.seconds == pytest.approx(50, rel=0.01) and measured.in_time(1) == 500
+
+
+def test_a_clock_that_has_run_for_years_loses_no_request():
+    late = 2.0**28
+    measured = window([record([late + 0.5], 0, 0.125)], Load(rate=1, warmup=0, requests=1), start=late)
+    assert (len(measured.due), measured.answered, measured.seconds) == (1, 1, pytest.approx(0.625))
 
 
 def test_a_request_without_an_answer_counts_with_the_time_that_was_waited():
     measured = window([record([1.0, 1.0], 0, np.array([0.1, 5.0]), ["", TIMED_OUT])], Load(rate=1, warmup=0), start=0)
-    assert list(np.round(measured.latencies, 6)) == [0.1, 5.0] and measured.in_time(10) == 1 and measured.answered() == 1
+    assert list(np.round(measured.latencies, 6)) == [0.1, 5.0] and measured.in_time(10) == 1 and measured.answered == 1
+
+
+def test_the_last_sample_of_a_server_is_of_the_end():
+    """Its CPU time is divided by all requests of the time that was measured."""
+    with Watch(Processes(os.getpid())) as watch:
+        ended = time.monotonic()
+    assert watch.times[0] <= ended <= watch.times[-1] and watch.figures(1)["cpu_ms_a_request"] >= 0
 
 
 def test_a_client_that_is_busy_or_late_is_the_limit():
