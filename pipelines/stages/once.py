@@ -34,5 +34,6 @@ def once(
                 return content
             workspace.say(f"{name} is made again: {why}")
         content = make()
+        seal.unlink(missing_ok=True)  # killed between the two files, it would be that of the old content
         replace_files({path: content, seal: sealed(content, path.name)})
     return content
