@@ -33,9 +33,12 @@ class Settings:
         self.random = np.random.default_rng(self.seed)
 
     def choose(self, logits):
-        """The next token from logits (vocabulary,)."""
+        """The next token from logits (vocabulary,). Raises ValueError for logits that are not finite."""
+        likeliest = int(logits.argmax())  # or the first NaN
+        if not np.isfinite(logits[likeliest]):
+            raise ValueError("the model's outputs are not finite")
         if self.temperature == 0:
-            return int(logits.argmax())
+            return likeliest
         order = np.argsort(-logits, kind="stable")[: self.top_k or None]
         scaled = logits[order].astype(np.float64) / self.temperature
         weights = np.exp(scaled - scaled.max())
@@ -152,12 +155,12 @@ class Batch:
         return token
 
     def step(self):
-        """The next token of every row."""
+        """The next token of every row; in place of one that cannot be chosen its ValueError: that row must leave."""
         mask = np.concatenate([self.mask, np.ones((len(self.rows), 1), np.int64)], axis=1)
         ids = np.array(self.tokens, np.int64)[:, None]
         logits, self.past = self._run(ids, mask, self.past, self.source, self.source_mask)
         self.mask = mask
-        self.tokens = [row.settings.choose(values) for row, values in zip(self.rows, logits[:, -1], strict=True)]
+        self.tokens = [chosen(row.settings, values) for row, values in zip(self.rows, logits[:, -1], strict=True)]
         return self.tokens
 
     def leave(self, gone):
@@ -188,6 +191,14 @@ class Batch:
         logits, *present = self.session.run_with_ort_values(self.names, feeds)
         named = zip(self.names[1:], present, strict=True)
         return logits.numpy(), {named_past(name): array for name, array in named}
+
+
+def chosen(settings, logits):
+    """The next token, or the ValueError where there is none."""
+    try:
+        return settings.choose(logits)
+    except ValueError as error:
+        return error
 
 
 def named_past(name):

@@ -244,6 +244,30 @@ def test_after_a_fault_while_texts_are_computed_requests_are_answered(modules, d
     assert not backend.thread.is_alive()
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_text_whose_outputs_are_not_finite_ends_alone(modules, decoding, exported, monkeypatch, temperature):
+    module, tokenizer = modules("compress_generate", "model"), Tokenizer.from_file(str(exported[1] / "tokenizer.json"))
+    backend, batch = module.TritonPythonModel(), decoding.Batch(open_live(exported[0], "fp32"))
+    backend.batch, run = batch, batch._run
+
+    def broken(*arguments):
+        logits, past = run(*arguments)
+        if len(logits) == 2:
+            logits[0, -1, 3] = np.nan
+        return logits, past
+
+    monkeypatch.setattr(batch, "_run", broken)
+    streams = []
+    for prompt, settings in ((PROMPTS[0], decoding.Settings(temperature=temperature)), (PROMPTS[1], decoding.Settings(5))):
+        text = decoding.Text(tokenizer, settings, frozenset({END}))
+        streams.append(module.Stream(Sender(), decoding.prompt_ids(tokenizer, prompt), text, settings, True))
+        backend.join(streams[-1])
+    while batch.rows:
+        backend.step()
+    assert "not finite" in str(streams[0].sender.error) and streams[1].sender.error is None
+    assert streams[1].sender.words == bare(exported, PROMPTS[1], 5)
+
+
 class Words:
     """A decoder that gives the tokens' own texts."""
 

@@ -160,6 +160,9 @@ class TritonPythonModel:
             if stream.sender.is_cancelled():
                 stream.sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
                 gone.add(number)
+            elif isinstance(token, Exception):
+                stream.fail(token)
+                gone.add(number)
             elif self.ended(stream, token):
                 gone.add(number)
         if gone:
