@@ -1,5 +1,6 @@
 """`compress delta` as a user meets it, on a tiny base with real parts."""
 
+import errno
 import json
 
 import pytest
@@ -15,6 +16,7 @@ from compressor.storage import delta_file
 from compressor.storage.live import remember
 from compressor.storage.peft.read import CONFIG
 from compressor.storage.peft.write import write_peft
+from pipelines.cli.work import delta_work
 from pipelines.cli.work.delta_work import _loadable
 from pipelines.terminal.console_table import table
 from tests.compressor.conftest import OPTIONS, tuned
@@ -78,6 +80,28 @@ def test_apply_writes_the_merged_model(compress, base, file, tmp_path, capfd):
     other = write_model(tmp_path / "other", "mpnet")
     code, _, error = compress("delta", "apply", file, "--base", other, "--out", tmp_path / "no")
     assert (code, error.splitlines()[-1][:4], (tmp_path / "no").exists()) == (2, "E306", False)
+
+
+@pytest.mark.parametrize("command", ["apply", "convert"])
+def test_nothing_half_written_stays(compress, base, file, tmp_path, monkeypatch, command):
+    """A later attempt must not be refused for what an interrupted one left, nor a half be taken for a model."""
+    writers = {"apply": "save_checkpoint", "convert": "write_peft"}
+    arguments = {
+        "apply": ("apply", file, "--out", tmp_path / "out"),
+        "convert": ("convert", file, tmp_path / "out", "--to", "peft"),
+    }
+
+    def half(_model, place, *_, **__):
+        place.mkdir()
+        (place / "model.safetensors").write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    before = sorted(tmp_path.iterdir())
+    with monkeypatch.context() as patch:
+        patch.setattr(delta_work, writers[command], half)
+        assert compress("delta", *arguments[command])[0] != 0
+    assert sorted(tmp_path.iterdir()) == before
+    assert compress("delta", *arguments[command])[0] == 0 and (tmp_path / "out").is_dir()
 
 
 def test_diff(compress, base, file, tmp_path):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
+import secrets
+import shutil
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from itertools import takewhile
@@ -92,7 +96,8 @@ def apply(file: Path, base: str | None, out: Path) -> None:
     with _quiet():
         model = load_on(delta, base, file)
         require_zeros_kept(model)
-        save_checkpoint(merge_all(model), out, base_of(delta, base).folder)
+        with _in_place_of(out) as made:
+            save_checkpoint(merge_all(model), made, base_of(delta, base).folder)
     click.echo(f"merged: {out}")
 
 
@@ -133,12 +138,12 @@ def convert(src: Path, dst: Path, base: str | None, form: str, labels: str | Non
     with _quiet():
         model, has_head = _open(src, base, labels)
     origin, head = origin_of(model), head and has_head
-    dst.parent.mkdir(parents=True, exist_ok=True)
-    if form == "delta":
-        names = list(model.config.id2label.values())
-        write(model, dst, base=origin.reference, base_sha256=origin.sha256, label_names=names, head=head, kind=_kind(src))
-    else:
-        form = write_peft(model, dst, base=_loadable(origin.reference, dst), head=head)
+    with _in_place_of(dst) as made:
+        if form == "delta":
+            names = list(model.config.id2label.values())
+            write(model, made, base=origin.reference, base_sha256=origin.sha256, label_names=names, head=head, kind=_kind(src))
+        else:
+            form = write_peft(model, made, base=_loadable(origin.reference, dst), head=head)
     click.echo(f"{form}: {dst}" + ("" if head else " (without a task head)"))
 
 
@@ -196,6 +201,19 @@ def _open_peft(src: Path, base: str | None, labels: str | None) -> tuple[nn.Modu
 def _quiet() -> AbstractContextManager[None]:
     """Suppress transformers' report on loading a base without a task head, which occurs in every load here."""
     return captured(Path(os.devnull))
+
+
+@contextlib.contextmanager
+def _in_place_of(path: Path) -> Iterator[Path]:
+    """A path beside a file or folder that is to be made: what is written there becomes it, if no error occurs."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made = path.absolute().with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        yield made
+        made.rename(path)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+        made.unlink(missing_ok=True)
 
 
 def _check_new(path: Path) -> None:
