@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import compress
 from pathlib import Path
 
 import numpy as np
@@ -212,10 +213,11 @@ def one_hot(labels: np.ndarray | list[int], count: int) -> np.ndarray:
 
 
 def given_scores(predictions: Sequence, names: Sequence[str], *_: object) -> np.ndarray:
-    """The scores; NaN, which no comparison passes, where the label is not the one with the largest score."""
+    """The scores; NaN, which no comparison passes, where the label has not the largest score. Several may have it, as logits
+    may differ by less than float32 tells."""
     scores = np.array([[prediction.scores.get(name, np.nan) for name in names] for prediction in predictions])
     for row, prediction in zip(scores, predictions, strict=True):
-        if names[row.argmax()] != prediction.label:
+        if prediction.scores.get(prediction.label) != row.max():
             row[:] = np.nan
     return scores
 
@@ -226,10 +228,11 @@ def sigmoid(logits: np.ndarray, *_: object) -> np.ndarray:
 
 
 def given_labels(predictions: Sequence, names: Sequence[str], *_: object) -> np.ndarray:
-    """The scores; NaN where the predicted labels are not those with a score above 0.5."""
+    """The scores; NaN where the predicted labels are not those with a score above 0.5, to which a logit may be rounded."""
     scores = np.array([[prediction.scores.get(name, np.nan) for name in names] for prediction in predictions])
     for row, prediction in zip(scores, predictions, strict=True):
-        if prediction.labels != tuple(name for name, score in zip(names, row, strict=True) if score > 0.5):
+        chosen = [name in prediction.labels for name in names]
+        if not (np.where(chosen, row, 1 - row) >= 0.5).all() or prediction.labels != tuple(compress(names, chosen)):
             row[:] = np.nan
     return scores
 

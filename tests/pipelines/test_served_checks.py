@@ -1,0 +1,31 @@
+"""What a served model answers against what a local session computes: which answers agree with their own scores."""
+
+import numpy as np
+import pytest
+
+from compressor.tasks.kinds.classification import Prediction
+from compressor.tasks.kinds.multilabel import LabelsFound
+from pipelines.stages.served_checks import given_labels, given_scores
+
+NAMES = ["bad", "fair", "good"]
+
+
+def scores(*values):
+    return dict(zip(NAMES, np.array(values, np.float32).tolist(), strict=True))
+
+
+@pytest.mark.parametrize(("label", "agrees"), [("bad", False), ("fair", True), ("good", True)])
+def test_labels_whose_scores_are_equal_in_float32_agree_both(label, agrees):
+    """The server chooses by logits, which may differ by less."""
+    given = scores(0.2, 0.4, 0.4)
+    (row,) = given_scores([Prediction(label, given)], NAMES)
+    assert np.isfinite(row).all() == agrees
+
+
+@pytest.mark.parametrize(
+    ("labels", "agrees"),
+    [(("good",), True), (("fair", "good"), True), (("good", "fair"), False), ((), False), (("bad", "good"), False)],
+)
+def test_a_label_at_a_half_may_be_chosen_or_not(labels, agrees):
+    (row,) = given_labels([LabelsFound(labels, scores(0.1, 0.5, 0.9))], NAMES)
+    assert np.isfinite(row).all() == agrees
