@@ -24,6 +24,8 @@ KNOTS = (0.75, 0.5, 0.25, 0.125, 0.0)
 """Shares of units left at which a sublayer's price is measured; in between it is interpolated linearly."""
 PRICE_FLOOR = 1e-6
 """Minimum price of all units of a sublayer: a measured price of 0 must not make their removal free."""
+HOW = (1, PRICE_FLOOR, *KNOTS)
+"""How prices are measured, for those that are kept: raise the first number with every change of the code that moves them."""
 
 
 def knots_of(units: int) -> list[int]:

@@ -186,7 +186,7 @@ STAGE = Stage(
     produces="onnx",
     needs=("model",),
     uses_dense=True,
-    packages=("torch", "transformers", "tokenizers", "onnx", "onnxscript", *DEFAULT.packages),
+    packages=("torch", "transformers", "tokenizers", "onnx", "onnx-ir", "onnxscript", *DEFAULT.packages),
     extras=lambda config: packages_of(config.runtime, writing=True),
     version=11,
     run="pipelines.stages.export.run:run",

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from compressor.cost import shape_of
 from compressor.deltas.links import merge_all, merged_copy
 from compressor.errors import UserError
-from compressor.pruning.prices import prices_of, trials
+from compressor.pruning.prices import HOW, prices_of, trials
 from compressor.pruning.scores import lowest, units_of
 from compressor.pruning.search import Prices, Widths
 from compressor.pruning.surgery import Removal, remove
@@ -197,7 +197,13 @@ def prices(
         return json.dumps({structure: [block.tolist() for block in blocks] for structure, blocks in losses.items()}).encode()
 
     ranks = {structure: [torch.argsort(block, stable=True).tolist() for block in blocks] for structure, blocks in order.items()}
-    facts = {"model": inputs.nearest("model").id, "ranks": ranks, "rows": search.price_rows, "threads": inputs.threads}
+    facts = {
+        "model": inputs.nearest("model").id,
+        "ranks": ranks,
+        "rows": search.price_rows,
+        "threads": inputs.threads,
+        "how": [*HOW, distribution("torch")],
+    }
     text = once(f"prices-{fingerprint(facts)[:16]}", measure, workspace)
     try:
         return {structure: [np.array(block, dtype=float) for block in blocks] for structure, blocks in json.loads(text).items()}
@@ -230,7 +236,7 @@ def facts_of(target: Target, workload: Workload, dense: nn.Module, inputs: Input
         "config": fingerprint(config),
         "shape": asdict(shape_of(dense)),
         "knots": KNOTS,
-        "exporter": [distribution("torch"), distribution("transformers"), GRAPHS],
+        "exporter": [*map(distribution, ("torch", "transformers", "onnx-ir", "onnxscript")), GRAPHS],
         "batch": target.batch,
         "length": workload.shapes if of_rows else target.length,
         # an earlier version fitted tables of such rows to the fastest passes over all of them
