@@ -129,6 +129,9 @@ class Upstream:
                     await (await self._exchange(connection, PROBE)).body()
             except TimeoutError:
                 self.put_back(connection, reusable=False)
+            except BaseException:
+                self.put_back(connection, reusable=False)
+                raise
             else:
                 self._end(connection)
                 return connection

@@ -124,6 +124,19 @@ def test_a_request_whose_client_is_gone_is_cancelled(tmp_path):
     played(tmp_path, check)
 
 
+def test_a_probe_that_the_server_ends_is_in_flight_no_more(tmp_path):
+    """Else every later load of a model would wait for it."""
+
+    async def check(triton, _connect, proxy):
+        triton.live = triton.die
+        proxy.upstream.blocking = True
+        with pytest.raises(EOFError):
+            await proxy.upstream.send(REQUEST % b"well")
+        assert not proxy.upstream.busy and proxy.upstream._quiet.is_set()
+
+    played(tmp_path, check)
+
+
 @pytest.mark.parametrize(("path", "expected"), [(b"die", 503), (b"close", 503), (b"well", 200)])
 def test_a_server_that_ends_midway_is_a_503_and_an_old_connection_is_none(tmp_path, path, expected):
     async def check(triton, connect, proxy):
