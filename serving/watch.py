@@ -58,10 +58,18 @@ def watch(
             failure = error
 
 
+def _modified(path: Path) -> float:
+    """When a file was changed last; 0 where another process has just removed it."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
 def new_log(folder: Path) -> Path:
     """The path of this process's log in `folder`, serve-PID.log; of those of servers that have ended the newest stay, each with
     the log of its front, front-PID.log."""
-    logs = sorted(folder.glob("serve-*.log"), key=lambda path: path.stat().st_mtime, reverse=True)
+    logs = sorted(folder.glob("serve-*.log"), key=_modified, reverse=True)
     for path in logs[KEPT_LOGS - 1 :]:
         with contextlib.suppress(OSError), path.open() as log:
             fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its server lives

@@ -71,5 +71,6 @@ def _plain(attributes: dict[str, Any]) -> bool:
 def _turned(graph: onnx.GraphProto, tensor: onnx.TensorProto) -> str:
     """Add the transposed matrix to the graph and return its name."""
     name = f"{tensor.name}_turned"
-    graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(numpy_helper.to_array(tensor).T), name))
+    if all(other.name != name for other in graph.initializer):  # one that several products share is there already
+        graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(numpy_helper.to_array(tensor).T), name))
     return name

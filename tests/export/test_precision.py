@@ -7,8 +7,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 import torch
+from onnx import helper, numpy_helper
 from transformers import AutoModelForTokenClassification
 
 from compressor.tasks.features import predict, torch_forward
@@ -16,6 +18,7 @@ from compressor.tasks.predictions import IGNORED
 from export.auto.choose import Candidate, choose_candidate, counts, with_verdict
 from export.auto.sensitivity import rank
 from export.graph.trace import matrices, trace
+from export.graph.weight_only import quantized_weights
 from export.runtimes.onnxruntime import write_onnx
 from export.runtimes.openvino import export_openvino
 from export.runtimes.sessions import run, session
@@ -140,6 +143,23 @@ def test_a_tied_weight_is_rounded_in_one_place_only():
     batch = encoding(2, 9)
     both = rank(model, ["transformer.wte", "transformer.wpe"], asking([batch]), static=False)
     assert len({one.difference for one in both}) == 2
+
+
+def test_products_that_share_a_turned_weight_share_what_is_stored(tmp_path):
+    weight = numpy_helper.from_array(np.random.default_rng(0).normal(size=(32, 64)).astype(np.float32), "weight")
+    sizes = (("x", 64), ("y", 64), ("a", 32), ("b", 32))
+    values = {name: helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["rows", size]) for name, size in sizes}
+    nodes = [
+        helper.make_node("Transpose", ["weight"], ["turned"], perm=[1, 0]),
+        *(helper.make_node("MatMul", [one, "turned"], [other], name=other) for one, other in (("x", "a"), ("y", "b"))),
+    ]
+    graph = helper.make_graph(nodes, "two", [values["x"], values["y"]], [values["a"], values["b"]], [weight])
+    proto = quantized_weights(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), 8)
+    names = [tensor.name for tensor in proto.graph.initializer]
+    assert len(names) == len(set(names)) and [node.op_type for node in proto.graph.node] == ["MatMulNBits"] * 2
+    live, x = ort.InferenceSession(proto.SerializeToString()), np.ones((2, 64), np.float32)
+    for found in live.run(None, {"x": x, "y": x}):
+        np.testing.assert_allclose(found, x @ numpy_helper.to_array(weight).T, atol=0.1)
 
 
 def test_products_are_called_after_their_modules(outlier):

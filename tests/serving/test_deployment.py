@@ -128,7 +128,7 @@ def test_a_server_whose_control_is_closed_says_so(make_run, target, server):
     assert target.models() == []  # a server that polls would serve the candidate
 
 
-@pytest.mark.parametrize("line", ["töken-€", "X-Key: a\x01b", "X Key: a", ": a"])
+@pytest.mark.parametrize("line", ["töken-€", "X-Key: a\x01b", "X Key: a", ": a", "urn:a-token", "X-Key:a"])
 def test_a_token_file_that_no_header_can_hold(tmp_path, line):
     (tmp_path / "token").write_text(line, encoding="utf-8")
     with pytest.raises(UserError, match="E711"):

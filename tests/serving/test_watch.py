@@ -273,9 +273,11 @@ def test_each_server_has_its_log_and_old_ones_are_bounded(tmp_path, monkeypatch)
         (tmp_path / f"serve-{number}.log").touch()
         (tmp_path / f"front-{number}.log").touch()
         os.utime(tmp_path / f"serve-{number}.log", (number, number))
+    (tmp_path / "serve-gone.log").symlink_to(tmp_path / "none")  # as one that another process removes meanwhile
     with (tmp_path / "serve-0.log").open("ab") as used:
         fcntl.flock(used, fcntl.LOCK_SH)
         assert watch.new_log(tmp_path) == tmp_path / f"serve-{os.getpid()}.log"
+    (tmp_path / "serve-gone.log").unlink(missing_ok=True)
     assert len(list(tmp_path.glob("serve-*"))) == len(list(tmp_path.glob("front-*"))) == watch.KEPT_LOGS == 10
     assert (tmp_path / "serve-0.log").exists() and (tmp_path / "front-0.log").exists()
     assert not (tmp_path / "serve-2.log").exists() and not (tmp_path / "front-2.log").exists()

@@ -90,6 +90,9 @@ def header_of(path: Path | None) -> tuple[str, str] | None:
     if not line or len(line.splitlines()) > 1:
         raise UserError("E711", "not one line of text", "Write the token, or HEADER: VALUE", str(path))
     name, colon, value = line.partition(":")
+    if colon and value[:1].strip():
+        fix = "Write a space behind the colon of HEADER: VALUE; a token holds no colon, or write Authorization: Bearer TOKEN"
+        raise UserError("E711", "holds a colon without a space behind it", fix, str(path))
     header = (name.strip(), value.strip()) if colon else ("Authorization", f"Bearer {line}")
     if not (re.fullmatch(r"[\w!#$%&'*+.^`|~-]+", header[0], re.ASCII) and header[1].isascii() and header[1].isprintable()):
         fix = "Write the token, or HEADER: VALUE, in printable ASCII"
