@@ -55,13 +55,14 @@ class LastModel:
     lock: Mapping[str, Any]
 
 
-def last_model(folder: Path) -> LastModel:
-    """Find the last model of the run in `folder` through its lock file, and check its files against that.
+def last_model(folder: Path, file: str = "") -> LastModel:
+    """Find the last model of the run in `folder` through its lock file, and check its files against that; with `file` the last
+    one that has this file.
 
-    Raises UserError E805 (the run has no model, or its artifact is gone), E305 (a damaged lock or artifact).
+    Raises UserError E805 (the run has no such model, or its artifact is gone), E305 (a damaged lock or artifact).
     """
     lock = _lock(folder / LOCK_FILE)
-    row, store = _last_row(lock, folder)
+    row, store = _last_row(lock, folder, file)
     place = store / row["artifact"]
     if not place.is_dir():
         what = f"its artifact {row['artifact']} is gone"
@@ -70,7 +71,7 @@ def last_model(folder: Path) -> LastModel:
     return LastModel(place, frozenset(row["files"]), lock)
 
 
-def _last_row(lock: Mapping[str, Any], folder: Path) -> tuple[dict[str, Any], Path]:
+def _last_row(lock: Mapping[str, Any], folder: Path, file: str) -> tuple[dict[str, Any], Path]:
     """The lock's entry of the last model artifact, and the store. Raises UserError E305, E805."""
     name, rows = lock.get("name"), lock.get("stages")
     parts = name.split("/") if isinstance(name, str) else []
@@ -79,7 +80,10 @@ def _last_row(lock: Mapping[str, Any], folder: Path) -> tuple[dict[str, Any], Pa
     models = [row for row in rows if isinstance(row, Mapping) and row.get("kind") == "model"]
     if not models:
         raise UserError("E805", "this run has produced no model", "Run its stages up to tune, or to merge", str(folder))
-    row = models[-1]
+    having = [row for row in models if not file or (isinstance(row.get("files"), Mapping) and file in row["files"])]
+    if not having:
+        raise UserError("E805", f"no model of this run has a {file}", "Run its stages up to tune, with one task", str(folder))
+    row = having[-1]
     artifact, files = row.get("artifact"), row.get("files")
     sound = isinstance(artifact, str) and NAME.fullmatch(artifact) and isinstance(files, Mapping) and files
     if not sound or not all(_is_file(name, sha256) for name, sha256 in files.items()):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from compressor import checkpoint
 from compressor.errors import UserError
+from compressor.models.hub import find_folder
 from compressor.run_store import last_model
 
 if TYPE_CHECKING:
@@ -27,6 +28,19 @@ def load(folder: Path, base: Path | str | None = None) -> nn.Module:
         fix = f"Load one of its tasks: compressor.load(BASE, delta='{folder}/tasks/NAME.safetensors')"
         raise UserError("E805", "this run trained many tasks together and has no single model", fix, str(folder))
     return checkpoint.load(found.folder, base=base or _base(folder, found.lock.get("model")))
+
+
+def last_state(folder: Path) -> tuple[Path, str | None]:
+    """The folder of the last state of the run in `folder`, before its merge, and where the run found its pretrained model, if
+    it is not found from here by the reference that the state names. Raises UserError E805, E305."""
+    found = last_model(folder, checkpoint.STATE_FILE)
+    try:
+        find_folder(checkpoint.read_description(found.folder)["base"]["reference"])
+    except UserError as error:
+        if error.code != "E303":
+            raise
+        return found.folder, _base(folder, found.lock.get("model"))
+    return found.folder, None
 
 
 def _base(folder: Path, model: object) -> str | None:

@@ -52,7 +52,10 @@ def diff() -> None:
     """
 
 
-@delta.command(epilog="Example: compress delta convert ./adapter reviews.delta.safetensors --base ./minilm --labels bad,good")
+@delta.command(
+    epilog="Example: compress delta convert runs/reviews reviews.delta.safetensors\n\n"
+    "or: compress delta convert ./adapter reviews.delta.safetensors --base ./minilm --labels bad,good"
+)
 @click.argument("src", type=FILE)
 @click.argument("dst", type=FILE)
 @click.option("--base", metavar="REF", help=BASE_HELP)
@@ -61,7 +64,7 @@ def diff() -> None:
 @click.option("--head/--no-head", default=True, show_default=True, help="Write the task head too.")
 @work("pipelines.cli.work.delta_work:convert")
 def convert() -> None:
-    """Convert SRC (a state folder, a delta file or a peft folder) to the format of DST.
+    """Convert SRC (the folder of a run or of a state, a delta file or a peft folder) to the format of DST.
 
     A peft folder is LoRA if every change is low-rank, and Super-Tuning if some are sparse (DSEE, selective). It names its base
     by a hub id or a folder; it holds no labels.

@@ -55,6 +55,15 @@ def test_the_last_model_of_a_run(made, monkeypatch, tmp_path):
     )
 
 
+def test_the_delta_of_a_run(made, compress, tmp_path, monkeypatch):
+    """Of its last state: what its merge put into the model can be taken out no more."""
+    monkeypatch.chdir(tmp_path)
+    code, shown, error = compress("delta", "convert", made / "runs" / "tiny", "tiny.safetensors")
+    assert (code, error) == (0, ""), shown
+    model = compressor.load(made / "model", delta="tiny.safetensors")
+    assert torch.equal(logits(model, made), logits(compressor.load(made / "runs" / "unmerged"), made))
+
+
 def test_a_run_in_a_subfolder_finds_the_store_of_all(runs):
     """As the runs of a sweep lie."""
     (runs / "sweep").mkdir()

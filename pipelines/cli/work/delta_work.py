@@ -25,6 +25,8 @@ from compressor.deltas.links import merge_all
 from compressor.errors import UserError
 from compressor.models.hub import GENERATIVE, build, find_folder, is_hub_id, resolve
 from compressor.pruning.weights import require_zeros_kept
+from compressor.run_store import is_run
+from compressor.runs import last_state
 from compressor.storage.delta_comparison import compare_deltas
 from compressor.storage.delta_file import DAMAGED, DeltaFile, damaged, header_size, read, stored, write
 from compressor.storage.layout import accounts
@@ -133,8 +135,11 @@ def _figure(value: float | None) -> str:
 
 
 def convert(src: Path, dst: Path, base: str | None, form: str, labels: str | None, head: bool) -> None:
-    """Write the source in the other format."""
+    """Write the source in the other format; of a run it is the last state, before the merge."""
     _check_new(dst)
+    if is_run(src):
+        src, found = last_state(src)
+        base = base or found
     with _quiet():
         model, has_head = _open(src, base, labels)
     origin, head = origin_of(model), head and has_head
@@ -168,7 +173,7 @@ def _open(src: Path, base: str | None, labels: str | None) -> tuple[nn.Module, b
     if src.is_file():
         delta = read(src)
         return load_on(delta, base, src, answers=False), delta.head is not None
-    fix = f"Give a delta file, or a folder with {STATE_FILE} or {CONFIG}"
+    fix = f"Give a delta file, the folder of a run, or one with {STATE_FILE} or {CONFIG}"
     raise UserError("E315", "neither a state, a delta file nor a peft adapter", fix, str(src))
 
 
