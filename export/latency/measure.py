@@ -32,7 +32,8 @@ from export.runtimes.runtime_registry import RUNTIMES
 
 WARM_UP = 3
 """Untimed calls of every variant at every shape."""
-LEAST_ROUNDS = 5
+LEAST_ROUNDS = 6
+"""Of fewer no interval of the median could be told."""
 TOKENS = 16
 """Tokens of a generating model whose mean is one sample."""
 TOKEN_SECONDS = 60.0
