@@ -27,8 +27,7 @@ from serving.backends.cpu_threads import threads_each
 from serving.backends.sub_batches import sub_batches
 from serving.client import Client
 from serving.clients.text_bytes import Text
-from serving.layout.knobs import Knobs
-from serving.layout.model_config import batch_tokens, instances, streams
+from serving.layout.knobs import Knobs, batch_tokens, instances, streams
 from serving.layout.text_outputs import LOGITS
 from serving.predict import predictor
 from serving.server import EmbeddedServer

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import get_args
 
 from compressor.arguments import require_number, require_one_of, require_whole
-from export.runtimes.runtime import Device
+from compressor.errors import UserError
+from export.runtimes.runtime import Device, Runtime
 
 INTERFACES = ("tokens", "text")
 """What a deployed model can take: arrays of token ids (the model NAME), texts (NAME-text)."""
@@ -54,3 +55,26 @@ class Knobs:
 
 
 DEFAULT_KNOBS = Knobs()
+
+
+def instances(knobs: Knobs, runtime: Runtime) -> int:
+    """Copies of the model that compute at the same time."""
+    return knobs.instances or runtime.instances
+
+
+def batch_tokens(knobs: Knobs, runtime: Runtime) -> int:
+    """Padded tokens of a sub-batch of texts, at most."""
+    return knobs.max_batch_tokens or (TOKENS_ON_A_GPU if knobs.device == "cuda" else runtime.text_tokens)
+
+
+def streams(knobs: Knobs, runtime: Runtime) -> int:
+    """Sub-batches at the same time, 0 for one a thread. Raises UserError E744 for more than the runtime, or a GPU, computes."""
+    several = runtime.streams and knobs.device != "cuda"
+    if knobs.streams is None:
+        return 0 if several else 1
+    if knobs.streams > 1 and knobs.device == "cuda":
+        raise UserError("E744", f"streams is {knobs.streams}, and a GPU computes one sub-batch at a time", "Leave it out")
+    if knobs.streams > 1 and not several:
+        fix = "Leave it out: all threads compute each sub-batch"
+        raise UserError("E744", f"streams is {knobs.streams}, and {runtime.title} computes one sub-batch at a time", fix)
+    return knobs.streams

@@ -11,7 +11,7 @@ from compressor.arguments import require_one_of
 from compressor.errors import UserError
 from export.runtimes.runtime import Device, Runtime, TensorSpec
 from serving.backends.door import TASK_NUMBER
-from serving.layout.knobs import DEFAULT_KNOBS, TOKENS_ON_A_GPU, Knobs
+from serving.layout.knobs import DEFAULT_KNOBS, Knobs, batch_tokens, instances, streams
 from serving.layout.text_outputs import (
     ANY_KIND,
     CLASSES,
@@ -92,29 +92,6 @@ def text_config(name: str, runtime: Runtime, facts: VersionFacts, knobs: Knobs) 
         config.dynamic_batching.max_queue_delay_microseconds = knobs.max_queue_delay_us
         _add_queue_policy(config, knobs)
     return config
-
-
-def instances(knobs: Knobs, runtime: Runtime) -> int:
-    """Copies of the model that compute at the same time."""
-    return knobs.instances or runtime.instances
-
-
-def batch_tokens(knobs: Knobs, runtime: Runtime) -> int:
-    """Padded tokens of a sub-batch of texts, at most."""
-    return knobs.max_batch_tokens or (TOKENS_ON_A_GPU if knobs.device == "cuda" else runtime.text_tokens)
-
-
-def streams(knobs: Knobs, runtime: Runtime) -> int:
-    """Sub-batches at the same time, 0 for one a thread. Raises UserError E744 for more than the runtime, or a GPU, computes."""
-    several = runtime.streams and knobs.device != "cuda"
-    if knobs.streams is None:
-        return 0 if several else 1
-    if knobs.streams > 1 and knobs.device == "cuda":
-        raise UserError("E744", f"streams is {knobs.streams}, and a GPU computes one sub-batch at a time", "Leave it out")
-    if knobs.streams > 1 and not several:
-        fix = "Leave it out: all threads compute each sub-batch"
-        raise UserError("E744", f"streams is {knobs.streams}, and {runtime.title} computes one sub-batch at a time", fix)
-    return knobs.streams
 
 
 def _add_queue_policy(config: ModelConfig, knobs: Knobs) -> None:

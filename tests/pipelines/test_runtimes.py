@@ -143,7 +143,10 @@ def test_a_gpu_is_served_from_the_files_that_it_computes():
     assert problems(deploy, {"device": "cuda", "precision": "int8"}, half) == [("E643", ())]
     assert problems(deploy, {"device": "cuda", "runtime": "openvino"}, half) == [("E643", ())]
     assert problems(deploy, {"precision": "fp16"}, half) == [("E643", ())]
-    assert problems(deploy, {"device": "cuda", "streams": 2}, half) == [("E403", ("streams",))]
+    assert problems(deploy, {"device": "cuda", "streams": 2}, half) == [("E744", ("streams",))]
+    other = entry(export, runtime=["openvino", "onnxruntime"])
+    assert problems(deploy, {"streams": 2}, other) == [("E744", ("streams",))]
+    assert problems(deploy, {"streams": 2, "runtime": "onnxruntime"}, other) == []
     assert deploy.STAGE.device(deploy.DeployConfig(device="cuda")) == "cuda"
 
 

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, field_validator
 
 from compressor.arguments import NAME_PATTERN
-from compressor.errors import CheckError
+from compressor.errors import CheckError, UserError
 from compressor.tasks.task_kind import kind_of
+from export.runtimes.runtime import Runtime
 from export.runtimes.runtime_registry import CPU_RUNTIMES, DEFAULT, PRECISIONS, RUNTIMES, packages_of
 from pipelines.engine.environment import accelerator
 from pipelines.engine.stage import Entry, Problem, Stage, StageConfig, one_task_only
 from pipelines.file import limits
-from serving.layout.knobs import DEFAULT_KNOBS, INTERFACES, Knobs
+from serving.layout.knobs import DEFAULT_KNOBS, INTERFACES, Knobs, streams
 
 if TYPE_CHECKING:
     from compressor.account import Plan
@@ -146,8 +147,6 @@ def unused(config: DeployConfig, keys: Iterable[str], by: str) -> Iterable[Probl
 def check(config: DeployConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
     if "text" not in config.interfaces:
         yield from unused(config, OF_TEXTS, "a model of tokens, and interfaces has no text")
-    elif config.device == "cuda":
-        yield from unused(config, ("streams",), "a GPU: it computes one sub-batch at a time")
     exports = [entry for entry in earlier if entry.row.exports]
     if not exports:
         return
@@ -163,6 +162,8 @@ def check(config: DeployConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]
         fix = f"Name the precisions in '{exports[-1].id}', fp16 among them"
         yield Problem("E643", f"'{exports[-1].id}' chooses among files for the CPU (precision: auto)", fix, ("device",))
         return
+    if "text" in config.interfaces and not exported.auto:
+        yield from streams_problems(config, RUNTIMES[config.runtime or exported.runtime[0]])
     files = [
         (runtime, precision)
         for runtime in exported.runtime
@@ -174,6 +175,14 @@ def check(config: DeployConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]
     if not files and config.runtime in exported.runtime and config.precision in exported.precision:
         written = " or ".join(exported.precisions_of(config.runtime)) or "another runtime"
         yield Problem("E725", f"{config.runtime} writes no {config.precision}", f"Use {written}", ("precision",))
+
+
+def streams_problems(config: DeployConfig, runtime: Runtime) -> Iterable[Problem]:
+    """Fault of more sub-batches at a time than the runtime, or a GPU, computes."""
+    try:
+        streams(config.knobs, runtime)
+    except UserError as error:
+        yield Problem(error.code, error.what, error.fix, ("streams",))
 
 
 def _for_the_other_device(config: DeployConfig, export: Entry) -> Problem:
