@@ -34,7 +34,7 @@ METHOD = Method(
     reads=("modules", "rank", "alpha"),
     low_rank=True,
     uses_omega=True,
-    scores=SCORES,
+    scores=tuple(SCORES),
     strategies=("static",),
     scopes=SCOPES,
 )

@@ -1,7 +1,7 @@
 """Choosing the support Ω: a score for every weight, then exactly N entries of each matrix, each layer or the whole model.
 
-A new score of the weights is a function (weight, seed) -> scores in `WEIGHT_SCORES`; one of the gradients is a line in
-gradients.py. Their names are in score_names.py, RPCA's settings in settings.py, which do not load torch.
+A new score is a row in score_names.py, and what it computes: of the weights a function (weight, seed) -> scores in
+`WEIGHT_SCORES`, of the gradients one in gradients.py. score_names.py and RPCA's settings.py do not load torch.
 """
 
 from __future__ import annotations

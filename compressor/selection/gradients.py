@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from compressor.arguments import require_one_of
 from compressor.deltas.links import original
 from compressor.models.anatomy import Matrix
 from compressor.selection.finite import require_finite
@@ -29,6 +30,21 @@ class Heuristic:
 
     def __call__(self, gradient: Tensor, weight: Tensor) -> Tensor:
         return gradient.abs() / (weight.detach().abs() + self.eps) ** self.exp
+
+
+@dataclass(frozen=True)
+class GradientScore:
+    """`summed`: the gradient of a batch -> what is added up; `finished`: (that sum, the weight, ID3's heuristic) -> scores."""
+
+    summed: Callable[[Tensor], Tensor]
+    finished: Callable[[Tensor, Tensor, Heuristic], Tensor]
+
+
+GRADIENT_SCORES = {
+    "fish": GradientScore(torch.square, lambda total, weight, heuristic: total),
+    "sam": GradientScore(lambda gradient: gradient, lambda total, weight, heuristic: total.square()),
+    "d3": GradientScore(lambda gradient: gradient, lambda total, weight, heuristic: heuristic(total, weight)),
+}
 
 
 @dataclass(frozen=True)
@@ -53,8 +69,11 @@ def gradient_scores(
     """Scores (out, in) of every matrix, by path. `batches` are (inputs, labels); the loss is the mean loss of `kind`.
 
     The matrices must be plain parameters but for masks (`merge_deltas`); masked entries have no gradient, so they score 0 and
-    are not candidates. Afterwards the model is frozen and in eval mode. Raises UserError E409 where a gradient is not finite.
+    are not candidates. Afterwards the model is frozen and in eval mode. Raises UserError E409 where a gradient is not finite,
+    ValueError for another score.
     """
+    require_one_of("score", score, GRADIENT_SCORES)
+    row = GRADIENT_SCORES[score]
     model.requires_grad_(False)
     # matrices of one fused weight share it
     weights = {
@@ -72,14 +91,13 @@ def gradient_scores(
             norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(part) for part in parts]))
             gradients = [gradient * torch.clamp(settings.clip / (norm + 1e-6), max=1.0) for gradient in gradients]
         for total, gradient in zip(totals.values(), gradients, strict=True):
-            total += gradient.square() if score == "fish" else gradient
+            total += row.summed(gradient)
         on_batch(len(labels))
     model.eval().requires_grad_(False)
-    finish = {"fish": lambda total, weight: total, "sam": lambda total, weight: total.square(), "d3": heuristic}[score]
-    scores = {
-        matrix.path: finish(matrix.place.read(totals[id(matrix.owner), matrix.tensor]), matrix.original.detach()).contiguous()
-        for matrix in matrices
-    }
+    scores = {}
+    for matrix in matrices:
+        total = matrix.place.read(totals[id(matrix.owner), matrix.tensor])
+        scores[matrix.path] = row.finished(total, matrix.original.detach(), heuristic).contiguous()
     for path, values in scores.items():
         require_finite(values, f"score {score}: the gradient scores of {path}")
     return scores

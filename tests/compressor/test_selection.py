@@ -16,7 +16,7 @@ from compressor.methods import Options
 from compressor.models.anatomy import matrices_of
 from compressor.pruning.weights import NofM, hide_all_but, hide_lowest
 from compressor.selection.choice import WEIGHT_SCORES, choose_all, choose_places, select, weight_score
-from compressor.selection.gradients import GradientSettings, Heuristic, gradient_scores
+from compressor.selection.gradients import GRADIENT_SCORES, GradientSettings, Heuristic, gradient_scores
 from compressor.selection.rpca import decompose
 from compressor.selection.score_names import DATA_SCORES, SCORES
 from compressor.selection.settings import Setting
@@ -58,11 +58,10 @@ def test_magnitude_takes_the_largest_and_pafi_the_smallest(score, largest):
     assert select(weight, score, 17, seed=0).tolist() == sorted(order[:17])
 
 
-def test_the_stage_offers_every_score():
-    assert {word for literal in get_args(SelectConfig.model_fields["score"].annotation) for word in get_args(literal)} == {
-        *WEIGHT_SCORES,
-        *DATA_SCORES,
-    }
+def test_every_score_has_a_row_a_function_and_its_place_in_the_stage():
+    assert (set(SCORES) - set(DATA_SCORES), set(DATA_SCORES)) == (set(WEIGHT_SCORES), set(GRADIENT_SCORES))
+    assert get_args(SelectConfig.model_fields["score"].annotation) == tuple(SCORES)
+    assert all(hasattr(SelectConfig(), key) for row in SCORES.values() for key in row.reads)
 
 
 @pytest.mark.parametrize("score", sorted(WEIGHT_SCORES))

@@ -12,12 +12,13 @@ from compressor.account import Places, Plan
 from compressor.errors import UserError
 from compressor.methods import GROUND, On, Options, ground_of
 from compressor.models.modules import REST, WideModules
-from compressor.selection.score_names import DATA_SCORES, DataScore, Scope, WeightScore
+from compressor.selection.score_names import DATA_SCORES, DEFAULT_SAMPLES, SCORES, Scope, Score
 from compressor.selection.settings import SettingName
 from pipelines.engine.stage import Entry, Problem, Stage
 from pipelines.file import limits
 from pipelines.stages.training_config import DEFAULT_MODULES, GroundConfig, merged_problems
 
+OF_GRADIENTS = ", ".join(DATA_SCORES)
 DEFAULT_COUNT = 16
 """Default positions per matrix: N of DSEE."""
 
@@ -29,8 +30,8 @@ class SelectConfig(GroundConfig):
     """
 
     on: On = Field(default="weights", description="where Ω lies: in the weights, or in the tensors of a lora or of adapters")
-    score: WeightScore | DataScore = Field(
-        default="rpca", description="what ranks the positions: the weights (first four), or the gradients of the task"
+    score: Literal[*SCORES] = Field(
+        default="rpca", description=f"what ranks the positions: the weights, or the gradients of the task ({OF_GRADIENTS})"
     )
     scope: Scope = Field(default="matrix", description="scope of count or ratio: each matrix, each layer, or the whole model")
     count: int | None = Field(default=None, ge=1, le=limits.COUNT, description="positions in each scope, default 16 a matrix")
@@ -44,14 +45,18 @@ class SelectConfig(GroundConfig):
         default=None,
         ge=1,
         le=limits.ROWS,
-        description="training rows for fish, sam and d3, default 1024 or all; more than there are: repeated, pass after pass",
+        description=f"training rows for {OF_GRADIENTS}, default {DEFAULT_SAMPLES} or all; "
+        "more than there are: repeated, pass after pass",
     )
     batch_size: int | None = Field(
-        default=None, ge=1, le=limits.BATCH, description="rows per gradient; default 1 for fish, 16 for sam and d3"
+        default=None,
+        ge=1,
+        le=limits.BATCH,
+        description=f"rows per gradient; default {', '.join(f'{SCORES[name].batch} for {name}' for name in DATA_SCORES)}",
     )
-    mode: Literal["train", "eval"] | None = Field(default=None, description="dropout on or off (default) for fish, sam, d3")
+    mode: Literal["train", "eval"] | None = Field(default=None, description=f"dropout on or off (default): {OF_GRADIENTS}")
     clip: float | None = Field(
-        default=None, gt=0, le=limits.SCALE, description="clip each batch's gradient to this norm: fish, sam, d3"
+        default=None, gt=0, le=limits.SCALE, description=f"clip each batch's gradient to this norm: {OF_GRADIENTS}"
     )
     exp: float | None = Field(
         default=None, ge=-limits.EXPONENT, le=limits.EXPONENT, description="exponent of d3's |g|/(|θ|+eps)^exp, default 0"
@@ -64,14 +69,17 @@ class SelectConfig(GroundConfig):
         return GroundConfig.ground(keys, selected)
 
     @property
+    def row(self) -> Score:
+        """What is known of the score."""
+        return SCORES[self.score]
+
+    @property
     def places(self) -> Places:
         count = DEFAULT_COUNT if self.count is None and self.ratio is None else self.count
         return Places(self.ground(), self.scope, count, self.ratio)
 
 
-OF_RPCA, OF_DATA, OF_D3 = ("setting",), ("samples", "batch_size", "mode", "clip"), ("exp", "eps")
-
-DRAWN_AND_ZERO = {"lora": ("A", "B"), "adapter": ("down", "up")}
+FACTORS = {"lora": {"drawn": "A", "zero": "B"}, "adapter": {"drawn": "down", "zero": "up"}}
 """The two factors of a new change: initialized randomly, and with 0."""
 
 
@@ -81,13 +89,9 @@ def check(config: SelectConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]
         yield Problem("E403", "count and ratio are both given", "Keep one of them", ("ratio",))
     if config.scope != "matrix" and config.count is None and config.ratio is None:
         yield Problem("E403", f"scope {config.scope} needs a count or a ratio", "Say how many, e.g. ratio: 0.005", ("scope",))
-    unread = (
-        *(OF_RPCA if config.score != "rpca" else ()),
-        *(OF_DATA if config.score not in DATA_SCORES else ()),
-        *(OF_D3 if config.score != "d3" else ()),
-    )
-    for key in unread:
-        if getattr(config, key) is not None:
+    of_scores = dict.fromkeys(key for row in SCORES.values() for key in row.reads if key not in GROUND)
+    for key in of_scores:
+        if key not in config.row.reads and getattr(config, key) is not None:
             yield Problem("E403", f"{key} is not used by score {config.score}", "Remove it, or name another score", (key,))
     yield from ground_problems(config)
     yield from everything_problems(config)
@@ -97,8 +101,8 @@ def everything_problems(config: SelectConfig) -> Iterable[Problem]:
     """Faults of `modules: everything`."""
     if REST not in config.modules:
         return
-    if config.score == "rpca" or config.on != "weights":
-        who = f"a select on {config.on}" if config.on != "weights" else "score rpca"
+    if config.row.of_blocks or config.on != "weights":
+        who = f"a select on {config.on}" if config.on != "weights" else f"score {config.score}"
         what = f"modules: everything is not possible with {who}, which takes matrices of the blocks"
         yield Problem("E411", what, "Use modules: all, or another score on the weights, e.g. score: sam", ("modules",))
     elif config.scope != "global":
@@ -109,18 +113,21 @@ def everything_problems(config: SelectConfig) -> Iterable[Problem]:
 def ground_problems(config: SelectConfig) -> Iterable[Problem]:
     """Faults: keys that are not used where Ω lies, and scores that cannot rank entries there."""
     for key in GROUND:
-        if key == "rank" and config.score == "rpca" and config.on == "weights":
+        if key in config.row.reads and config.on == "weights":
             continue
         if key in config.model_fields_set and getattr(config, key) is not None and key not in ground_of(config.on):
             yield Problem("E403", f"{key} is not used by a select on {config.on}", "Remove the key", (key,))
     if config.on == "weights":
         return
-    if config.score == "rpca":
-        yield Problem("E403", f"score rpca cannot be used on {config.on}", "Name another score, e.g. score: pafi", ("score",))
-    drawn, zero = DRAWN_AND_ZERO[config.on]
-    blind = {"magnitude": zero, **dict.fromkeys(DATA_SCORES, drawn)}.get(config.score)
+    if config.row.of_blocks:
+        what = f"score {config.score} cannot be used on {config.on}"
+        yield Problem("E403", what, "Name another score, e.g. score: pafi", ("score",))
+    factors, blind = FACTORS[config.on], config.row.blind
     if blind and config.scope == "matrix":
-        what = f"{zero} starts at 0, so score {config.score} is 0 throughout {blind}: scope matrix finds no place there"
+        what = (
+            f"{factors['zero']} starts at 0, so score {config.score} is 0 throughout {factors[blind]}: scope matrix finds no "
+            "place there"
+        )
         yield Problem("E403", what, "Use scope: layer or global", ("scope",))
 
 
@@ -142,7 +149,7 @@ def plan(config: SelectConfig, plan: Plan) -> Plan:
 
 def reads_data(config: SelectConfig) -> bool:
     """Whether the choice depends on the task's rows."""
-    return config.score in DATA_SCORES or config.on != "weights"
+    return config.row.batch > 0 or config.on != "weights"
 
 
 SECONDS_A_MATRIX = 0.1
@@ -151,7 +158,7 @@ SECONDS_A_MATRIX = 0.1
 
 def estimate(config: SelectConfig, plan: Plan, before: Plan, rows: dict[str, Any]) -> dict[str, float]:
     """Three passes for each row with gradients, and every matrix once."""
-    passes = 3 * (config.samples or 1024) if reads_data(config) else 0
+    passes = 3 * (config.samples or DEFAULT_SAMPLES) if reads_data(config) else 0
     matrices = len(plan.shape.matrices(config.modules))
     return {"flops": passes * plan.shape.flops(rows["mean"]), "seconds": 1 + SECONDS_A_MATRIX * matrices}
 

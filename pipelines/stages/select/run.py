@@ -17,13 +17,13 @@ from compressor.models.anatomy import Matrix, layers_of, matrices_of, modules_of
 from compressor.models.hub import build
 from compressor.selection.choice import choose_all, weight_score
 from compressor.selection.gradients import GradientSettings, Heuristic, gradient_scores
-from compressor.selection.score_names import DATA_SCORES
+from compressor.selection.score_names import DEFAULT_SAMPLES, OF_HEURISTIC
 from compressor.tasks.data import Data, tensor_batches
 from compressor.tasks.reading import TaskData, read_task
 from compressor.tasks.task_kind import kind_of
 from pipelines.engine.stage import Inputs, Workspace
 from pipelines.stages.loading import load_data
-from pipelines.stages.select.config import OF_D3, OF_RPCA, SelectConfig
+from pipelines.stages.select.config import SelectConfig
 from pipelines.stages.trainings import starting_model
 
 
@@ -34,7 +34,7 @@ def seed_of(seed: int, path: str) -> int:
 
 def run(config: SelectConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
     """Write omega.safetensors: path of each matrix -> its sorted flat int32 indices. After a prune: in the pruned shapes."""
-    rank = _by_gradients if config.score in DATA_SCORES else _by_weights
+    rank = _by_gradients if config.row.batch else _by_weights
     model, matrices, scores = rank(config, inputs, workspace)
     layers = [(number, f"{layer.path}.") for number, layer in enumerate(layers_of(model))]
     layer_of = {path: number for number, start in layers for path in scores if path.startswith(start)}
@@ -71,14 +71,11 @@ def _by_weights(config: SelectConfig, inputs: Inputs, workspace: Workspace) -> S
     else:
         model = untuned_model(inputs)
         matrices = matrices_of(model, config.modules)
-    settings = {key: getattr(config, key) for key in OF_RPCA if getattr(config, key) is not None}
-    if config.score == "rpca":
-        settings["rank"] = config.rank
+    settings = {key: getattr(config, key) for key in config.row.reads if getattr(config, key) is not None}
     scores = {}
     with workspace.progress(f"scoring by {config.score}", len(matrices)) as bar:
         for matrix in matrices:
-            # with one seed, matrices of equal shape would get equal random positions; RPCA uses the seed only for its start
-            seed = seed_of(inputs.seed, matrix.path) if config.score == "random" else inputs.seed
+            seed = seed_of(inputs.seed, matrix.path) if config.row.own_seed else inputs.seed
             score = weight_score(matrix.used, config.score, seed, path=matrix.path, **settings)
             scores[matrix.path] = score if matrix.mask is None else matrix.mask.change(score)
             bar.advance()
@@ -98,12 +95,12 @@ def _by_gradients(config: SelectConfig, inputs: Inputs, workspace: Workspace) ->
     """Scores by the task's gradients, on the model as the next stage will train it: tuned so far, with its head."""
     data = load_data(inputs)
     model, matrices = start(config, inputs, data)
-    wanted = config.samples or min(1024, len(data.train))
+    wanted = config.samples or min(DEFAULT_SAMPLES, len(data.train))
     # more than there are: batches as in a training, which repeats the rows in another order
     again = wanted > len(data.train)
     rows = data.train.repeated(wanted, inputs.seed) if again else data.train.draw(wanted, inputs.seed)
-    size = config.batch_size or (1 if config.score == "fish" else 16)
-    heuristic = Heuristic(**{key: getattr(config, key) for key in OF_D3 if getattr(config, key) is not None})
+    size = config.batch_size or config.row.batch
+    heuristic = Heuristic(**{key: getattr(config, key) for key in OF_HEURISTIC if getattr(config, key) is not None})
     with workspace.progress(f"scoring by {config.score}", len(rows)) as bar, accelerated(model) as device:
         scores = gradient_scores(
             model,
