@@ -8,7 +8,7 @@ from pathlib import Path
 from compressor.errors import UserError
 from compressor.models.architectures import row_of
 from compressor.models.hub import config_of
-from export.generation.greedy import facts_of
+from export.generation.greedy import decoder_in, facts_of
 from export.runtimes.runtime_registry import GENERATING
 from serving.layout.generator_config import generator_config
 from serving.layout.text_outputs import TEXT_SUFFIX
@@ -49,16 +49,13 @@ def write_generator(
         raise UserError("E723", "no such folder", "Give the folder of the model's tokenizer", str(tokenizer_folder))
     if target.exists():
         raise UserError("E720", f"the repository already holds a model '{target.name}'", "Choose another name", str(folder))
-    entries = [entry for entry in facts["files"].values() if entry["precision"] == precision]
-    if not entries:
-        raise UserError("E602", f"no model was exported in {precision}", "Export it in that precision", str(exported))
-    if facts["generation"]["start"] is not None and "attention_mask" not in entries[-1].get("inputs", ()):
+    decoder = decoder_in(facts, precision, exported)
+    if facts["generation"]["start"] is not None and "attention_mask" not in decoder.get("inputs", ()):
         what = "the decoder takes no attention_mask, without which texts that are computed together are wrong"
         raise UserError("E602", what, "Export it again", str(exported))
     write_version(
         target / "1",
-        # of an encoder and a decoder, the decoder's file comes last and stands for both
-        exported / entries[-1]["path"],
+        exported / decoder["path"],
         GENERATING,
         version_facts(facts["generation"], tokenizer_folder, precision, source),
         tokenizer_folder,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,13 +60,20 @@ def open_generator(
 def open_live(folder: Path, precision: str = "fp32", *, threads: int | None = None) -> Live:
     """The ONNX Runtime session of an exported generative model. Raises UserError E602."""
     folder = Path(folder)
-    files = facts_of(folder)["files"]
-    paths = [folder / entry["path"] for entry in files.values() if entry["precision"] == precision]
-    if not paths:
-        precisions = ", ".join(sorted({entry["precision"] for entry in files.values()}))
+    return session(folder / decoder_in(facts_of(folder), precision, folder)["path"], threads=threads)
+
+
+def decoder_in(facts: Mapping[str, Any], precision: str, folder: Path) -> Mapping[str, Any]:
+    """The entry of a precision's decoder in the export.json of a `folder`: the last one, which stands for its encoder, too.
+
+    Raises UserError E602 where there is none.
+    """
+    files = facts["files"].values()
+    entries = [entry for entry in files if entry["precision"] == precision]
+    if not entries:
+        precisions = ", ".join(sorted({entry["precision"] for entry in files}))
         raise UserError("E602", f"no model was exported in {precision}", f"It has {precisions}", str(folder))
-    # of two files the decoder's is the last, and opens its encoder
-    return session(paths[-1], threads=threads)
+    return entries[-1]
 
 
 def facts_of(folder: Path) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from compressor.models.hub import resolve
 from compressor.pruning.refit import groups_of, unfitted
 from compressor.pruning.surgery import removals_to, silence
 from compressor.pruning.weights import unmasked
+from compressor.run_store import LOCK_FILE
 from compressor.tasks import TaskConfig
 from compressor.tasks.data import Data, read_test_rows
 from compressor.tasks.features import torch_forward
@@ -33,12 +34,12 @@ from export.parity.sides import runs
 from export.runtimes.runtime import Runtime
 from export.runtimes.runtime_registry import DEFAULT, RUNTIMES
 from pipelines.engine.attempt import last_attempt
-from pipelines.engine.lockfile import LOCK_FILE
 from pipelines.engine.stage import Artifact, BaseModelReference, Inputs, Progress, dense_of
 from pipelines.runs.finished import FinishedRun, open_run
 from pipelines.runs.same_files import require_same, require_same_files, require_same_generator, require_same_repository
+from pipelines.stages.deploy.chosen_file import chosen_file
 from pipelines.stages.deploy.config import DeployConfig
-from pipelines.stages.deploy.generating import compare_streamed, exported_folder
+from pipelines.stages.deploy.generating import compare_streamed
 from pipelines.stages.deploy.run import contents
 from pipelines.stages.export.generators import with_prompts
 from pipelines.stages.export.proving import Prover
@@ -291,7 +292,8 @@ class Verification:
     def _generator_hops(
         self, config: DeployConfig, made: Artifact, inputs: Inputs, serve: bool
     ) -> Iterator[tuple[str, Callable]]:
-        exported, precision = exported_folder(config, inputs)
+        _, precision, path = chosen_file(config, inputs)
+        exported = path.parent
         repository, log = made.folder / "repository", self.workspace.log_folder / "triton.log"
         yield (
             "model, config, tokenizer",

@@ -15,6 +15,7 @@ from compressor.tasks.task_kind import kind_of
 from export.generation.greedy import facts_of, generate, open_live
 from export.runtimes.runtime_registry import GENERATING
 from pipelines.engine.stage import Inputs, Workspace
+from pipelines.stages.deploy.chosen_file import chosen_file
 from pipelines.stages.deploy.config import DeployConfig
 from serving.deployment.answers import Answer, tensor, write_answers
 from serving.deployment.triton_control import Control, Refused
@@ -32,8 +33,8 @@ HOP = "local session -> Triton, generated texts"
 
 def deploy_generator(config: DeployConfig, inputs: Inputs, data: Data, workspace: Workspace) -> dict[str, Any]:
     """Write repository/NAME-text and compare what a live server generates. Raises CheckError E610, E616."""
-    exported, precision = exported_folder(config, inputs)
-    repository = workspace.folder / "repository"
+    _, precision, path = chosen_file(config, inputs)
+    exported, repository = path.parent, workspace.folder / "repository"
     options = {"precision": precision, "threads": config.threads, "source": source_of(inputs.task)}
     write_generator(repository, config.name, exported, inputs.base.folder, **options)
     with workspace.progress("generating, locally and through the live server", PROMPTS) as bar:
@@ -42,14 +43,6 @@ def deploy_generator(config: DeployConfig, inputs: Inputs, data: Data, workspace
     write_answers(repository / f"{config.name}{TEXT_SUFFIX}" / "1", answers)
     how = {"runtime": GENERATING.key, "precision": precision}
     return {"model": config.name, "interfaces": ["text"], **how, "parity": []}
-
-
-def exported_folder(config: DeployConfig, inputs: Inputs) -> tuple[Path, str]:
-    """The folder of the compressed model's export, and the precision to deploy. Raises CheckError E616."""
-    exported = inputs.nearest("onnx")
-    files = exported.metadata["files"]["compressed"]
-    runtime, precision = config.chosen(exported.metadata.get("runtimes") or list(files), files)
-    return (exported.folder / files[runtime][precision]["path"]).parent, precision
 
 
 def compare_streamed(

@@ -9,6 +9,7 @@ from typing import Any
 from compressor.tasks.data import Data
 from export.runtimes.runtime_registry import RUNTIMES
 from pipelines.engine.stage import Inputs, Workspace
+from pipelines.stages.deploy.chosen_file import chosen_file
 from pipelines.stages.deploy.config import DeployConfig
 from pipelines.stages.deploy.generating import deploy_generator
 from pipelines.stages.deploy.recording import record_answers
@@ -21,18 +22,14 @@ from serving.repository import write_repository
 
 def contents(config: DeployConfig, inputs: Inputs, data: Data) -> tuple[str, str, Path, dict[str, Any]]:
     """(runtime, precision, model file, other contents of the repository): the compressed model, the base's tokenizer."""
-    exported = inputs.nearest("onnx")
-    files = exported.metadata["files"]["compressed"]
-    # in the order of the export's config: keys of stored metadata are sorted
-    runtimes = exported.metadata.get("runtimes") or list(files)
-    runtime, precision = config.chosen(runtimes, files)
+    runtime, precision, path = chosen_file(config, inputs)
     options = {
         "facts": facts_of(inputs, data, precision),
         "tokenizer_folder": inputs.base.folder,
         "interfaces": config.interfaces,
         "knobs": config.knobs,
     }
-    return runtime, precision, exported.folder / files[runtime][precision]["path"], options
+    return runtime, precision, path, options
 
 
 def facts_of(inputs: Inputs, data: Data, precision: str) -> VersionFacts:
