@@ -19,7 +19,8 @@ from compressor.digests import sha256_of
 from compressor.errors import UserError
 
 STORE = ".store"
-LOCK_FILE, MANIFEST = "pipeline.lock.yaml", "artifact.json"
+RUN_FILE, LOCK_FILE, MANIFEST = "run.json", "pipeline.lock.yaml", "artifact.json"
+"""The files of a run that tell how its last attempt went and what it made, and that of an artifact."""
 MOST_BYTES, MOST_DEPTH = 2**26, 40
 """Largest size and nesting of a lock file or a manifest."""
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -95,7 +96,7 @@ def _lock(path: Path) -> dict[str, Any]:
     """Read the lock file as plain data. Raises UserError E305."""
     try:
         content = path.read_bytes() if path.stat().st_size <= MOST_BYTES else b""
-        lock = _plain(content.decode())
+        lock = plain_yaml(content.decode())
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         lock = None
     if not isinstance(lock, dict):
@@ -103,7 +104,7 @@ def _lock(path: Path) -> dict[str, Any]:
     return lock
 
 
-def _plain(text: str) -> Any:
+def plain_yaml(text: str) -> Any:
     """Parse YAML as written by a run. Raises ValueError for aliases, which multiply, and for depth: libyaml's fast parser
     ends the process over a million brackets. Raises YAMLError."""
     loader, depth = getattr(yaml, "CSafeLoader", yaml.SafeLoader), 0

@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING
 from compressor import checkpoint
 from compressor.errors import UserError
 from compressor.models.hub import find_folder
-from compressor.run_store import last_model
+from compressor.run_store import RUN_FILE, last_model
 
 if TYPE_CHECKING:
     from torch import nn
-
-RUN_FILE = "run.json"
 
 
 def load(folder: Path, base: Path | str | None = None) -> nn.Module:

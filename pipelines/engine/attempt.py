@@ -9,11 +9,10 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from compressor.errors import CheckError, CompressError, UserError, UserErrors
+from compressor.run_store import RUN_FILE
 from pipelines.engine.lockfile import Failure, StoredRecord
 from pipelines.engine.store import write_atomic
 from pipelines.reporting.format import human_seconds
-
-RUN_FILE = "run.json"
 
 DONE, CHECKS_FAILED, FAILED, STOPPED, RUNNING = "done", "failed checks", "failed", "stopped", "running"
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from compressor.account import Plan
 from compressor.errors import CompressError, UserError
+from compressor.run_store import STORE
 from compressor.training.processes import launched, rank
 from pipelines.engine.disk import disk_fault, shortened
 from pipelines.engine.environment import machine
@@ -107,7 +108,7 @@ class Run:
     clock: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
-        self.store, self.folder = Store(self.out / ".store"), self.out / self.pipeline.name
+        self.store, self.folder = Store(self.out / STORE), self.out / self.pipeline.name
         self.originals = Originals(self.ready)
 
     @property

@@ -10,12 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from compressor.arguments import NAME_PATTERN
 from compressor.errors import UserError
+from compressor.run_store import MOST_BYTES, plain_yaml
 from compressor.tasks import TaskConfig
-
-LOCK_FILE = "pipeline.lock.yaml"
-
-MOST_BYTES = 2**26
-MOST_DEPTH = 40
 
 _NAME = NAME_PATTERN.strip("^$")
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
@@ -88,7 +84,7 @@ def read_lock(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > MOST_BYTES:
             raise ValueError
-        content = _plain(path.read_bytes().decode("utf-8"))
+        content = plain_yaml(path.read_bytes().decode("utf-8"))
         Lock.model_validate(content)
     except PermissionError as error:
         raise UserError("E801", f"cannot be read ({error.strerror})", "Change its permissions", str(path)) from None
@@ -96,15 +92,3 @@ def read_lock(path: Path) -> dict[str, Any]:
         fix = "Run the pipeline again: what is finished is kept"
         raise UserError("E803", "unreadable or damaged", fix, str(path)) from None
     return content
-
-
-def _plain(text: str) -> Any:
-    """Parse a file that this project's writer could have written. Raises YAMLError or ValueError."""
-    loader, depth = getattr(yaml, "CSafeLoader", yaml.SafeLoader), 0
-    for event in yaml.parse(text, Loader=loader):
-        if isinstance(event, yaml.AliasEvent):  # a few aliases can expand to gigabytes
-            raise ValueError
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > MOST_DEPTH:
-            raise ValueError
-    return yaml.load(text, Loader=loader)

@@ -14,6 +14,7 @@ from compressor.errors import UserError, UserErrors
 from compressor.models.architectures import row_of
 from compressor.models.hub import SEQUENCES, config_of, end_id, resolve
 from compressor.models.special_tokens import tokenizer_of
+from compressor.run_store import STORE
 from compressor.tasks import data_files, named_files
 from compressor.tasks.data import read_data, read_test_rows
 from compressor.tasks.listing import listed
@@ -228,7 +229,7 @@ def check_folder(out: Path, name: str, files: Sequence[str] = ()) -> None:
     for part in (*Path(name).parts, *files):
         if len(os.fsencode(part)) + 24 > LONGEST_NAME:
             raise UserError("E801", f"'{part[:40]}...' is too long for a file's name", "Choose a shorter name or id", str(out))
-    for folder in (out / name, out / name / "logs", out / ".store"):
+    for folder in (out / name, out / name / "logs", out / STORE):
         try:
             existing = next(
                 path for path in (folder.absolute(), *folder.absolute().parents) if path.exists() or path.is_symlink()

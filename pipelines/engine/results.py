@@ -11,9 +11,9 @@ import yaml
 from compressor.errors import CompressError
 from compressor.models.architectures import Architecture
 from compressor.models.row_file import row_entry
+from compressor.run_store import LOCK_FILE
 from pipelines.engine.attempt import error_record, write_attempt
 from pipelines.engine.invocation import Run
-from pipelines.engine.lockfile import LOCK_FILE
 from pipelines.engine.stage import TASKS, TEXTS
 from pipelines.engine.stage_inputs import by_key
 from pipelines.engine.store import digest, replace_files

@@ -20,9 +20,9 @@ from typing import Any
 
 from compressor.digests import sha256_of
 from compressor.errors import UserError
+from compressor.run_store import MANIFEST
 from pipelines.engine.stage import Artifact
 
-MANIFEST = "artifact.json"
 SEAL = "artifact.sha256"
 
 

@@ -11,9 +11,9 @@ from typing import Any
 from compressor.errors import UserError
 from compressor.models.files.damage import door
 from compressor.models.row_file import use_stored_row
-from compressor.run_store import store_of
+from compressor.run_store import LOCK_FILE, store_of
 from pipelines.engine.attempt import Attempt, last_attempt
-from pipelines.engine.lockfile import LOCK_FILE, Failure, read_lock
+from pipelines.engine.lockfile import Failure, read_lock
 from pipelines.engine.stage import Artifact
 from pipelines.engine.store import Store, digest
 from pipelines.reporting.kept import layers_left

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from compressor.arguments import NAME_PATTERN
 from compressor.errors import CompressError, UserError, UserErrors
-from pipelines.engine.attempt import RUN_FILE
+from compressor.run_store import RUN_FILE
 from pipelines.engine.disk import disk_fault
 from pipelines.engine.invocation import Stopped, stopping
 from pipelines.engine.preflight import check_folder

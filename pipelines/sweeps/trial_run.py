@@ -17,8 +17,9 @@ from rich.console import Console
 from compressor.errors import CompressError, UserError, UserErrors
 from compressor.models.architectures import add_row
 from compressor.models.hub import resolve
+from compressor.run_store import LOCK_FILE
 from compressor.tasks.task_kind import kind_for
-from pipelines.engine.lockfile import LOCK_FILE, read_lock
+from pipelines.engine.lockfile import read_lock
 from pipelines.engine.stage import Artifact
 from pipelines.file.config import Pipeline
 from pipelines.stages.recover.config import CONTROL

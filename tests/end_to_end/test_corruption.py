@@ -18,9 +18,8 @@ import pytest
 from rich.console import Console
 
 from compressor.errors import CompressError
-from pipelines.engine.lockfile import LOCK_FILE
+from compressor.run_store import LOCK_FILE, MANIFEST
 from pipelines.engine.runner import run_pipeline
-from pipelines.engine.store import MANIFEST
 from pipelines.file.config import load_pipeline
 from tests.pipelines import toys
 from tests.tiny import STAGES, write_pipeline

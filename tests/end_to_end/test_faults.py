@@ -23,9 +23,9 @@ from safetensors.numpy import load_file, save_file
 
 from compressor.digests import sha256_of
 from compressor.errors import UserError
+from compressor.run_store import LOCK_FILE, MANIFEST
 from pipelines.cli.commands import main
-from pipelines.engine.lockfile import LOCK_FILE
-from pipelines.engine.store import MANIFEST, SEAL, fingerprint, sealed
+from pipelines.engine.store import SEAL, fingerprint, sealed
 from pipelines.runs.finished import open_run
 from pipelines.runs.verify import Check, verify
 from serving.repository import read_config, write_config

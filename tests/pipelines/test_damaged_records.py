@@ -10,9 +10,10 @@ import yaml
 from click.testing import CliRunner
 
 from compressor.errors import UserError
+from compressor.run_store import LOCK_FILE, RUN_FILE
 from pipelines.cli.commands import main
-from pipelines.engine.attempt import RUN_FILE, last_attempt, write_attempt
-from pipelines.engine.lockfile import LOCK_FILE, read_lock
+from pipelines.engine.attempt import last_attempt, write_attempt
+from pipelines.engine.lockfile import read_lock
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
 from pipelines.runs.finished import open_run

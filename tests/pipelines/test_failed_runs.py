@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from compressor.errors import CheckError, UserError
+from compressor.run_store import LOCK_FILE
 from pipelines.engine.attempt import last_attempt
-from pipelines.engine.lockfile import LOCK_FILE
 from pipelines.engine.runner import run_pipeline
 from pipelines.engine.store import Locked, Store, shared_lock
 from pipelines.file.config import load_pipeline

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from compressor.errors import UserError
-from pipelines.engine.lockfile import LOCK_FILE
+from compressor.run_store import LOCK_FILE
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
 from pipelines.reporting.kept import layers_left, plan_table
