@@ -75,8 +75,8 @@ TestName = Annotated[str, StringConstraints(pattern=NAME_PATTERN, max_length=64)
 
 
 class TaskConfig(BaseModel):
-    """The `task:` block of a pipeline. `text` names one column, or two for sentence pairs; the default columns are `tokens` and
-    `tags` for token classification, `prompt` and `target` for generation, `source` and `target` for text2text."""
+    """The `task:` block of a pipeline. `text` names one column, or as many as the kind reads (`KINDS`): two for sentence pairs,
+    a column for each choice. The default columns are the kind's."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -135,7 +135,7 @@ class TaskConfig(BaseModel):
 
     @field_validator("text")
     @classmethod
-    def _one_or_two_columns(cls, text: str | list[str], info: ValidationInfo) -> str | list[str]:
+    def _as_many_as_the_kind_reads(cls, text: str | list[str], info: ValidationInfo) -> str | list[str]:
         kind, count = info.data.get("kind", "classification"), len(text) if isinstance(text, list) else 1
         least, most = KINDS[kind].least, KINDS[kind].most
         if isinstance(text, list) and len(set(text)) < len(text):

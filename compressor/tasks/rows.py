@@ -15,8 +15,8 @@ Labels = Sequence[int] | Sequence[float] | Sequence[Sequence[int]] | Sequence[st
 
 @dataclass(frozen=True)
 class Split:
-    """One file: `texts[i]` has one string, or two for a pair, or a tuple of words; `labels[i]` indexes the task's label names,
-    or is a number, a list of such indices, or a text; `lines[i]` is the row's line number."""
+    """One file: `texts[i]` has one string, or two for a pair, more for choices, or a tuple of words; `labels[i]` indexes the
+    task's label names, or is a number, a list of such indices, or a text; `lines[i]` is the row's line number."""
 
     texts: list[tuple[Any, ...]]
     labels: Labels

@@ -413,6 +413,6 @@ def test_what_does_not_generate_is_refused(architecture, tmp_path):
             make()
 
 
-def test_nothing_of_it_is_served():
+def test_a_row_of_its_outputs_is_no_prediction():
     with pytest.raises(UserError, match="E716"):
         KIND.prediction([], np.zeros((1, 2)), "a", [(0, 1)])

@@ -127,8 +127,9 @@ def in_perplexity(value: float) -> str:
 
 
 def prediction(*_: object) -> None:
-    """Raises UserError E716: generation needs a cache and many steps, which the servers here do not support."""
-    raise UserError("E716", "a model that generates is not served", "Generate with export.generation.greedy.open_generator")
+    """Raises UserError E716: one row of outputs is one token of a text, which takes many."""
+    fix = "Ask its NAME-text (docs/serving.md), or generate with export.generation.greedy.open_generator"
+    raise UserError("E716", "a model that generates gives a stream of text, no prediction", fix)
 
 
 LOG_LIKELIHOOD = Metric("log_likelihood", "log-likelihood of a token", log_likelihood, note=TIMED)
