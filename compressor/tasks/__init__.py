@@ -41,6 +41,9 @@ KINDS = {
 GENERATED = ("generation", "text2text")
 """The kinds whose models write texts."""
 
+MOST_TOKENS = 8_192
+"""Largest length that a row may be given."""
+
 TABLES = (".tsv", ".csv")
 """Suffixes of data files with a line of fields for each row."""
 PARQUET = ".parquet"
@@ -93,7 +96,7 @@ class TaskConfig(BaseModel):
     )
     label: str = Field(default="label", validate_default=True, description="the column of the labels, tags or targets")
     max_length: int = Field(
-        default=128, ge=4, le=8192, description="maximum tokens of a row: longer rows are truncated, or refused (E213)"
+        default=128, ge=4, le=MOST_TOKENS, description="maximum tokens of a row: longer rows are truncated, or refused (E213)"
     )
     subset: Subset | None = Field(default=None, description="train on a random share of the rows only")
     metric: str | None = Field(
@@ -122,7 +125,10 @@ class TaskConfig(BaseModel):
         default=None, min_length=1, max_length=1000, description="text2text: put before each source, such as 'summarize: '"
     )
     target_length: int | None = Field(
-        default=None, ge=2, le=8192, description="text2text: maximum tokens of a target, longer ones are cut; default: no limit"
+        default=None,
+        ge=2,
+        le=MOST_TOKENS,
+        description="text2text: maximum tokens of a target, longer ones are cut; default: no limit",
     )
 
     @model_validator(mode="before")

@@ -5,6 +5,8 @@ Every number and every list of a config has an upper bound; a test walks all sta
 
 from __future__ import annotations
 
+from compressor.tasks import MOST_TOKENS
+
 EPOCHS = 1_000
 STEPS = 10_000_000
 """Optimizer steps of a training."""
@@ -16,7 +18,7 @@ BATCH = 4_096
 """Rows of a forward pass."""
 BATCHES = 100_000
 """Batches of an optimizer step."""
-TOKENS = 8_192
+TOKENS = MOST_TOKENS
 """Tokens of a row: as in `task.max_length`."""
 ROWS = 10_000_000
 """Rows of a data file that are used."""

@@ -12,7 +12,7 @@ from compressor.models.architectures import row_of
 from compressor.models.hub import config_of
 from compressor.models.normalized import normalized
 from compressor.processor import default_threads, processor
-from compressor.tasks import GENERATED, Subset, TaskConfig
+from compressor.tasks import GENERATED, MOST_TOKENS, Subset, TaskConfig
 from compressor.tasks.data import task_tokenizer
 from compressor.tasks.features import tokens_of
 from compressor.tasks.rows import Split
@@ -62,7 +62,7 @@ def max_length(splits: Mapping[str, Split], task: TaskConfig, folder: Path) -> t
 
 def _positions(folder: Path) -> int:
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    return row_of(config["model_type"]).most_tokens(config) or 8192
+    return row_of(config["model_type"]).most_tokens(config) or MOST_TOKENS
 
 
 def timed_length(length: int, kind: str, folder: Path) -> int:

@@ -8,7 +8,9 @@ import json
 import numpy as np
 
 VERSION_FILE = "serving.json"
-TOKEN_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+ENCODING_FIELDS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
+"""Inputs of a model of tokens, and the fields of a tokenizer's encoding that they take."""
+TOKEN_INPUTS = tuple(ENCODING_FIELDS)
 TASK_NUMBER = "task"
 """Input of a model of many tasks: the number of each row's task."""
 

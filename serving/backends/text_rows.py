@@ -11,7 +11,7 @@ from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
-from door import TASK_NUMBER, Refused, cut_end
+from door import ENCODING_FIELDS, TASK_NUMBER, Refused, cut_end
 from sub_batches import sub_batches
 from text_answers import FORMATS
 from text_tasks import task_number
@@ -27,7 +27,6 @@ GENERATED = ("generation", "text2text")
 CHARACTERS = 32
 """Characters for each token that a model reads, several times as many as usual: the rest of a text may be left out."""
 SPACE = re.compile(r"[ \t\n\r]")
-ENCODING_FIELDS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
 
 
 @dataclass

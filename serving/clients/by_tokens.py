@@ -13,13 +13,12 @@ from tritonclient.utils import triton_to_np_dtype
 from compressor.errors import UserError
 from compressor.tasks import KINDS
 from compressor.tasks.task_kind import TaskKind, kind_of
-from serving.backends.door import cut_end
+from serving.backends.door import ENCODING_FIELDS, cut_end
 from serving.client import Client
 from serving.clients.by_choice import KIND as CHOICES
 from serving.clients.text_bytes import Text, as_utf8
 from serving.layout.text_outputs import LOGITS
 from serving.layout.version_file import VersionFacts, read_version
-from serving.layout.warmup import ENCODING_FIELDS
 from serving.repository import TOKENIZER, tokenizer_sha256
 from serving.running import served_repository
 

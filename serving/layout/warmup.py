@@ -12,14 +12,12 @@ from tokenizers import Encoding, Tokenizer
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 from tritonclient.utils import serialize_byte_tensor, triton_to_np_dtype
 
-from serving.backends.door import TASK_NUMBER
+from serving.backends.door import ENCODING_FIELDS, TASK_NUMBER
 from serving.layout.text_outputs import PAIR, TASK, TEXT
 from serving.layout.version_file import VersionFacts
 
 FOLDER = "warmup"
 """Triton's name of the folder, beside the versions."""
-ENCODING_FIELDS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
-"""Input of a model -> attribute of a tokenizer's encoding."""
 WORD = "a"
 
 
