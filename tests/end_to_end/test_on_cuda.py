@@ -45,6 +45,7 @@ def test_a_file_is_served_and_timed_on_the_gpu(tmp_path, precision):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("pytriton") is None, reason="needs Triton")
+@pytest.mark.slow
 def test_a_stage_that_serves_on_a_gpu_does_its_work(tmp_path, monkeypatch):
     """Where CUDA is said to be there and the CPU's kernels stand for it: everything but placing the model on a card."""
     monkeypatch.setattr("pipelines.engine.preflight.accelerator", lambda: "a card")

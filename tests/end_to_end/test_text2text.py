@@ -64,6 +64,7 @@ def test_from_data_to_a_report(tmp_path):
     assert {"served, generated texts", "compressed -> int8, generating"} <= {check.hop for check in checks}
 
 
+@pytest.mark.slow
 def test_both_files_are_exported_and_damage_of_either_is_found(tmp_path):
     """Fewer stages than above; the encoder's file counts where the decoder's does."""
     stages = [{"tune": {"method": "lora", "rank": 2, "epochs": 1, **FAST}}, {"merge": None}, {"export": {"precision": "fp32"}}]

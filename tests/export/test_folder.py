@@ -68,6 +68,7 @@ def test_a_stock_folder_from_the_command_line(folders, tmp_path):
     assert again.exit_code == 2 and "E620" in again.stderr and "--force" in again.stderr
 
 
+@pytest.mark.slow
 def test_a_state_has_a_config_of_its_own(folders, tmp_path):
     """Beside the exported files, for programs that read labels and sizes there: not that of the base."""
     base, names = resolve(str(folders / "base")), ["bad", "fair", "good"]

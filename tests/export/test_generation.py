@@ -108,6 +108,7 @@ def padded(rows: list[list[int]], side: str) -> tuple[np.ndarray, np.ndarray]:
     return ids, mask
 
 
+@pytest.mark.slow
 def test_the_encoder_of_a_text_to_text_model_gives_what_its_decoder_reads():
     outputs = trace_encoder(tiny("t5", torch.float32, auto=GENERATES["t5"])).graph.output
     assert [value.name for value in outputs] == [

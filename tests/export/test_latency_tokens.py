@@ -29,6 +29,7 @@ def test_pytorch_writes_behind_the_same_prompt_every_time(model):
     assert lengths == [6, 7, 8, 9, 7, 8]
 
 
+@pytest.mark.slow
 def test_a_decoder_behind_an_encoder_writes_on_the_same_source_every_time(tmp_path):
     """In both, the source is read once and its tokens come one at a time."""
     model = tiny("t5", torch.float32, auto=GENERATES["t5"])

@@ -273,6 +273,7 @@ def test_fp32_is_not_multiplied_in_tf32_on_cuda_nor_attention_built_for_each_sha
     assert os.environ[NO_KERNELS_BY_SHAPE[0]] == (wanted or "0")
 
 
+@pytest.mark.slow
 def test_a_batch_that_is_bound_computes_what_a_run_does(exported):
     """What times a GPU, on the CPU; the second call writes over the first one's answers."""
     live, batch = session(exported("mpnet-unequal").fused), encoding(3, 33)

@@ -190,6 +190,7 @@ def test_what_is_spared_stays_fp32_in_onnx_runtime(outlier, tmp_path):
     assert errors[1] < 0.2 * errors[0] and errors[2] < 1e-4
 
 
+@pytest.mark.slow
 def test_a_module_that_multiplies_twice_is_spared_in_both_products(tmp_path):
     """DeBERTa's queries and keys: of the tokens, and of the distances between them."""
     graph = trace(tiny("deberta-v2", torch.float32), encoding(2, 9))

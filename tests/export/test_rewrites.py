@@ -81,6 +81,7 @@ def test_other_attentions_stay(architecture):
     assert joined_attention(graph) is graph
 
 
+@pytest.mark.slow
 def test_an_attention_with_an_excluded_matrix_stays_apart(tmp_path):
     _, graph = traced("bert")
     excluded = "bert.encoder.layer.1.attention.self.key"

@@ -184,6 +184,7 @@ def test_mistakes(change, says, fix, project, out, compress):
     assert tree(project.parent) == before and not out.exists()
 
 
+@pytest.mark.slow
 def test_a_sweep_has_the_quality_of_every_task(project, out, compress):
     """Repeated on subsets of both: which exist only as keys of each task."""
     code, _, error = compress("sweep", project, "--subsets", 2, "--set", "tune.epochs=1", "--out", out)

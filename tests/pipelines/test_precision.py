@@ -116,6 +116,7 @@ def test_an_int8_file_that_no_session_opens_is_left_out(tmp_path, monkeypatch):
     assert any(line.startswith("ONNX int8: left out") for line in said)
 
 
+@pytest.mark.slow
 def test_an_int8_file_that_gives_no_numbers_is_not_kept(tmp_path, monkeypatch):
     """Numbers that are not finite are E611: a verdict for a file that may be left out, the end for one in fp32."""
     compared = precision.OneFile.compared

@@ -284,6 +284,7 @@ def test_a_target_that_the_table_misses_is_met_by_measurement(project, tmp_path,
     assert found["widths"] == left, "what was measured last is what was cut"
 
 
+@pytest.mark.slow
 def test_a_target_that_only_the_table_says_is_met_is_met_by_measurement(project, tmp_path, tables, monkeypatch):
     """After an earlier cut. The model turns out 8 % slower than the table says: units go until the measurement is as asked."""
 

@@ -111,6 +111,7 @@ def test_of_more_texts_than_steps_take_a_sample_is_used(go, project):
     assert made.metadata["texts"]["rows"] == 32 and made.metadata["losses"][-1]["step"] == 2
 
 
+@pytest.mark.slow
 def test_the_control_learns_labels_at_no_higher_rate_than_is_usual(go, project):
     """A rate that suits an imitation would spoil the tuned model, and every pruned one would look good beside it."""
     rates = {"high": 0.02, "usual": 1e-4, "low": 1e-5}
