@@ -116,9 +116,12 @@ def _recover(models: Sequence[str], target: Target, control: Control | None, opt
     taken = []
     for model in models:
         drop_candidate(model, target, control)
-        for version in target.versions_aside(model) if (left := target.versions(model)) else ():
-            taken.append(Published(model, left[-1], version, fresh=False))
-            _finish(taken[-1], target, control, options)
+        for version in target.versions_aside(model):
+            # both are there where an object store was copying one to the other
+            target.remove(target.path(model, version))
+            if left := target.versions(model):
+                taken.append(Published(model, left[-1], version, fresh=False))
+                _finish(taken[-1], target, control, options)
         while (versions := target.versions(model)) and not target.finished(model, versions[-1]):
             version, before = versions[-1], max(versions[:-1], default=None)
             _return(model, version, before, target, control)
@@ -199,8 +202,8 @@ def _prune(model: str, target: Target, options: Options) -> None:
 
 
 def roll_back(models: Sequence[str], target: Target, control: Control | None, options: Options) -> list[Published]:
-    """Remove the latest version of each model and serve the one before it, or only what an interrupted deployment left. Where
-    one model fails, all keep their latest version.
+    """Remove the latest version of each model and serve the one before it; or only take back what an interrupted deployment
+    left, or finish an interrupted rollback. Where one model fails, all keep their latest version.
 
     Raises UserError E759 where there is no earlier version, CheckError E758 where it does not load, UserError E712, E755, E756.
     """
@@ -235,9 +238,13 @@ def roll_back(models: Sequence[str], target: Target, control: Control | None, op
 
 
 def _finish(plan: Published, target: Target, control: Control | None, options: Options) -> None:
-    """End a rollback that was killed after `plan.before` was moved aside."""
-    if control is not None:
-        _load_again(plan.model, plan.version, control)
+    """End a rollback that was killed after `plan.before` was moved aside; that one stays where the other does not load."""
+    try:
+        if control is not None:
+            _load_again(plan.model, plan.version, control)
+    except BaseException:
+        _keep(plan, True, target, control)
+        raise
     _removed(plan, target, options)
 
 
@@ -258,8 +265,8 @@ def _keep(plan: Published, aside: bool, target: Target, control: Control | None)
 
 @dataclass(frozen=True)
 class State:
-    """One version of a model; `ready` is None where no server was asked, `finished` false while its deployment is at work, or
-    where that was interrupted."""
+    """One version of a model; `ready` is None where no server was asked, `finished` false while its deployment or its rollback
+    is at work, or where that was interrupted."""
 
     model: str
     version: int

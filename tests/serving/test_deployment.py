@@ -300,7 +300,7 @@ def test_a_deployment_that_was_killed_is_told_and_taken_back(two_models, tmp_pat
     assert {(state.model, state.version) for state in states if not state.finished} == {
         (model, 2) for model, of in zip(models, versions, strict=True) if 2 in of
     }
-    assert "unfinished" in table(states) and table(states).splitlines()[-1].endswith("as does --rollback")
+    assert "unfinished" in table(states) and table(states).splitlines()[-1].endswith("--rollback takes it away")
     killed = shutil.copytree(folder, tmp_path / "killed")
     said = []
     roll_back(models, target, None, Options("", say=said.append))
@@ -330,6 +330,33 @@ def test_a_rollback_that_was_killed_is_finished_by_the_next(two_models, tmp_path
     deploy(two_models(1), target, None, Options("second"))
     kill(folder, "", name, count)
     assert not any(state.finished for state in status(target, None) if state.version == 2)
+    roll_back(target.models(), target, None, Options(""))
+    assert contents(folder) == before
+
+
+def test_a_killed_rollback_whose_version_does_not_load_keeps_the_other(two_models, ending, tmp_path):
+    """The next commands go on as before it, and do not fail at it for ever."""
+    folder, target = tmp_path / "target", Target.at(str(tmp_path / "target"))
+    for seed in (0, 1):
+        deploy(two_models(seed), target, None, Options(str(seed)))
+    before = contents(folder)
+    kill(folder, "", "remove_aside", 1)
+    with pytest.raises(CheckError, match=rf"E758 '{NAME}': version 1, .* does not load"):
+        roll_back(target.models(), target, ending(NAME, refuses=True), Options(""))
+    with pytest.raises(CheckError, match=rf"E758 '{NAME}-text': version 1, .* does not load"):
+        roll_back([f"{NAME}-text"], target, ending(f"{NAME}-text", refuses=True), Options(""))
+    assert without_times(folder).keys() == before.keys() and [target.versions(one) for one in target.models()] == [[1, 2]] * 2
+
+
+def test_a_rollback_that_was_killed_while_an_object_store_copied_is_finished(make_run, tmp_path):
+    """Both folders are there: the one that is copied, and the copy."""
+    folder, target = tmp_path / "target", Target.at(str(tmp_path / "target"))
+    deploy(make_run(0), target, None, Options("first"))
+    before = contents(folder)
+    deploy(make_run(1), target, None, Options("second"))
+    kill(folder, "", "remove_aside", 1)
+    (folder / NAME / "2").mkdir()
+    (folder / NAME / "2" / "model.onnx").write_bytes(b"a part")
     roll_back(target.models(), target, None, Options(""))
     assert contents(folder) == before
 

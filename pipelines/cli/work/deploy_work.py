@@ -19,7 +19,10 @@ from serving.deployment.target import Target
 from serving.deployment.triton_control import Control
 from serving.repository import model_names
 
-UNFINISHED = "unfinished: its deployment is at work, or was interrupted: then the next one takes it back, as does --rollback"
+UNFINISHED = (
+    "unfinished: its deployment or rollback is at work, or was interrupted: "
+    "then the next deployment or --rollback takes it away"
+)
 
 
 def run(
