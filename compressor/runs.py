@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from compressor import checkpoint
 from compressor.errors import UserError
-from compressor.models.hub import find_folder
 from compressor.run_store import RUN_FILE, last_model
 
 if TYPE_CHECKING:
@@ -30,15 +29,9 @@ def load(folder: Path, base: Path | str | None = None) -> nn.Module:
 
 def last_state(folder: Path) -> tuple[Path, str | None]:
     """The folder of the last state of the run in `folder`, before its merge, and where the run found its pretrained model, if
-    it is not found from here by the reference that the state names. Raises UserError E805, E305."""
+    that is still there: the reference that the state names may be of another place. Raises UserError E805, E305."""
     found = last_model(folder, checkpoint.STATE_FILE)
-    try:
-        find_folder(checkpoint.read_description(found.folder)["base"]["reference"])
-    except UserError as error:
-        if error.code != "E303":
-            raise
-        return found.folder, _base(folder, found.lock.get("model"))
-    return found.folder, None
+    return found.folder, _base(folder, found.lock.get("model"))
 
 
 def _base(folder: Path, model: object) -> str | None:

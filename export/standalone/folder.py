@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from compressor.checkpoint import write_config
 from compressor.errors import UserError
 from compressor.models.files.model_folder import CONFIG, GENERATION
 from compressor.models.hub import TOKENIZER_FILES, Reference, reference_to
+from compressor.new_folder import SCRATCH, becoming
 from compressor.processor import weight_bits
 from compressor.tasks.features import pad, predict, torch_forward
 from compressor.tasks.predictions import every_token
@@ -38,7 +38,6 @@ from export.standalone.source_model import LoadedModel, find_model, most_tokens
 
 PRECISIONS = RUNTIME.generating
 SUMMARY = "export.json"
-SCRATCH = ".compress-export-"
 """How the name of an unfinished export begins; one that was killed leaves it."""
 
 
@@ -188,31 +187,12 @@ def replacing(out: Path, force: bool) -> Iterator[Path]:
     """A new folder whose content takes the place of that of `out` if no error occurs. Raises UserError E620 where something
     else is there."""
     require_free(out, force)
-    # a folder that is there stays: it may be the current one, a link or a mount
-    place = out if out.is_dir() else out.absolute().parent
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-        beside = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=place))
-    except OSError as error:
-        raise UserError("E620", f"cannot be written ({error.strerror})", "Give another --out", str(out)) from None
-    try:
-        beside.chmod(0o755)
-        yield beside
-        _put(beside, out)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
-
-
-def _put(made: Path, out: Path) -> None:
-    """Move a folder to `out`, or its content to the folder that is there and holds it, in place of everything else."""
-    if not out.is_dir():
-        made.rename(out)
-        return
-    for path in out.iterdir():
-        if path.name != made.name:
-            shutil.rmtree(path) if path.name.startswith(SCRATCH) else path.unlink()
-    for path in made.iterdir():
-        path.rename(out / path.name)
+    with ExitStack() as stack:
+        try:
+            made = stack.enter_context(becoming(out))
+        except OSError as error:
+            raise UserError("E620", f"cannot be written ({error.strerror})", "Give another --out", str(out)) from None
+        yield made
 
 
 def prove(loaded: LoadedModel, precision: str, path: Path) -> ParityResult:

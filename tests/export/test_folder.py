@@ -16,12 +16,13 @@ from compressor.checkpoint import save_checkpoint, save_state
 from compressor.errors import CheckError, UserError
 from compressor.models.hub import build, reference_to, resolve
 from compressor.models.special_tokens import tokenizer_of
+from compressor.new_folder import SCRATCH
 from compressor.pruning.surgery import Removal, remove
 from compressor.tasks.features import torch_forward
 from export.runtimes.onnxruntime import RUNTIME
 from export.runtimes.sessions import run, session
 from export.runtimes.tensorrt import profile_of
-from export.standalone.folder import SCRATCH, export_folder, prove, replacing, require_free
+from export.standalone.folder import export_folder, prove, replacing, require_free
 from export.standalone.source_model import find_model, random_rows
 from pipelines.cli.commands import main
 from tests.compressor.conftest import tiny

@@ -104,6 +104,18 @@ def test_nothing_half_written_stays(compress, base, file, tmp_path, monkeypatch,
     assert compress("delta", *arguments[command])[0] == 0 and (tmp_path / "out").is_dir()
 
 
+def test_an_empty_folder_that_is_there_stays(compress, base, file, tmp_path, monkeypatch):
+    """It may be the current one, a link, or a mount."""
+    (tmp_path / "here").mkdir()
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "linked")
+    monkeypatch.chdir(tmp_path / "here")
+    assert compress("delta", "convert", file, ".", "--to", "peft")[0] == 0
+    assert compress("delta", "apply", file, "--out", tmp_path / "link")[0] == 0
+    assert (tmp_path / "here" / CONFIG).is_file() and (tmp_path / "linked" / "config.json").is_file()
+    assert (tmp_path / "link").is_symlink() and not list(tmp_path.glob(".*"))
+
+
 def test_diff(compress, base, file, tmp_path):
     other = write(base, task(base, "selective"), tmp_path / "other.safetensors")
     code, shown, _ = compress("delta", "diff", file, other)

@@ -11,6 +11,7 @@ import compressor
 from compressor.errors import UserError
 from compressor.models.hub import resolve
 from compressor.models.special_tokens import tokenizer_of
+from compressor.storage.delta_file import read
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
 from tests.tiny import write_pipeline
@@ -62,6 +63,16 @@ def test_the_delta_of_a_run(made, compress, tmp_path, monkeypatch):
     assert (code, error) == (0, ""), shown
     model = compressor.load(made / "model", delta="tiny.safetensors")
     assert torch.equal(logits(model, made), logits(compressor.load(made / "runs" / "unmerged"), made))
+
+
+def test_the_base_of_a_run_is_the_one_that_it_found(made, compress, tmp_path, monkeypatch):
+    """Whatever is called so where the command runs; the delta keeps the name that the pipeline file has."""
+    (tmp_path / "model").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert compress("delta", "convert", made / "runs" / "unmerged", "one.safetensors")[0] == 0
+    named = read(tmp_path / "one.safetensors").base
+    compress("delta", "convert", made / "runs" / "unmerged", "two.safetensors", "--base", made / "model")
+    assert (named, read(tmp_path / "two.safetensors").base) == ("./model", str(made / "model"))
 
 
 def test_a_run_in_a_subfolder_finds_the_store_of_all(runs):

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import json
 import os
-import secrets
-import shutil
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from itertools import takewhile
@@ -24,6 +20,7 @@ from compressor.checkpoint import STATE_FILE, read_description, save_checkpoint
 from compressor.deltas.links import merge_all
 from compressor.errors import UserError
 from compressor.models.hub import GENERATIVE, build, find_folder, is_hub_id, resolve
+from compressor.new_folder import becoming
 from compressor.pruning.weights import require_zeros_kept
 from compressor.run_store import is_run
 from compressor.runs import last_state
@@ -98,7 +95,7 @@ def apply(file: Path, base: str | None, out: Path) -> None:
     with _quiet():
         model = load_on(delta, base, file)
         require_zeros_kept(model)
-        with _in_place_of(out) as made:
+        with becoming(out) as made:
             save_checkpoint(merge_all(model), made, base_of(delta, base).folder)
     click.echo(f"merged: {out}")
 
@@ -137,24 +134,29 @@ def _figure(value: float | None) -> str:
 def convert(src: Path, dst: Path, base: str | None, form: str, labels: str | None, head: bool) -> None:
     """Write the source in the other format; of a run it is the last state, before the merge."""
     _check_new(dst)
+    recorded = place = None
     if is_run(src):
         src, found = last_state(src)
-        base = base or found
+        if base is None and found is not None:
+            base = place = found
+            recorded = read_description(src)["base"]["reference"]
     with _quiet():
         model, has_head = _open(src, base, labels)
     origin, head = origin_of(model), head and has_head
-    with _in_place_of(dst) as made:
-        if form == "delta":
-            names = list(model.config.id2label.values())
-            write(model, made, base=origin.reference, base_sha256=origin.sha256, label_names=names, head=head, kind=_kind(src))
-        else:
-            form = write_peft(model, made, base=_loadable(origin.reference, dst), head=head)
+    if form == "delta":
+        dst.parent.mkdir(parents=True, exist_ok=True)
+        names, reference = list(model.config.id2label.values()), recorded or origin.reference
+        write(model, dst, base=reference, base_sha256=origin.sha256, label_names=names, head=head, kind=_kind(src))
+    else:
+        with becoming(dst) as made:
+            form = write_peft(model, made, base=_loadable(recorded or origin.reference, dst, place), head=head)
     click.echo(f"{form}: {dst}" + ("" if head else " (without a task head)"))
 
 
-def _loadable(reference: str, dst: Path) -> str:
-    """The reference by which transformers loads a base: its hub id, or else its local folder, with a note to the user."""
-    folder = find_folder(reference)
+def _loadable(reference: str, dst: Path, place: str | None = None) -> str:
+    """The reference by which transformers loads a base: its hub id, or else its local folder, with a note to the user. `place`
+    is where it is, if that is known."""
+    folder = find_folder(reference) if place is None else Path(place)
     if is_hub_id(reference, folder):
         return reference
     note = f"base_model_name_or_path in {dst / CONFIG} is {folder}: elsewhere, write there where the base is (or its hub id)"
@@ -206,19 +208,6 @@ def _open_peft(src: Path, base: str | None, labels: str | None) -> tuple[nn.Modu
 def _quiet() -> AbstractContextManager[None]:
     """Suppress transformers' report on loading a base without a task head, which occurs in every load here."""
     return captured(Path(os.devnull))
-
-
-@contextlib.contextmanager
-def _in_place_of(path: Path) -> Iterator[Path]:
-    """A path beside a file or folder that is to be made: what is written there becomes it, if no error occurs."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    made = path.absolute().with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        yield made
-        made.rename(path)
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
-        made.unlink(missing_ok=True)
 
 
 def _check_new(path: Path) -> None:
