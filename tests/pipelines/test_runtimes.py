@@ -147,6 +147,9 @@ def test_a_gpu_is_served_from_the_files_that_it_computes():
     other = entry(export, runtime=["openvino", "onnxruntime"])
     assert problems(deploy, {"streams": 2}, other) == [("E744", ("streams",))]
     assert problems(deploy, {"streams": 2, "runtime": "onnxruntime"}, other) == []
+    chosen_by_precision = entry(export, precision=["fp32", "bf16"], runtime=["onnxruntime", "openvino"])
+    assert problems(deploy, {"streams": 2, "precision": "bf16"}, chosen_by_precision) == [("E744", ("streams",))]
+    assert problems(deploy, {"streams": 2}, entry(export, precision="auto", runtime=["openvino"])) == [("E744", ("streams",))]
     assert deploy.STAGE.device(deploy.DeployConfig(device="cuda")) == "cuda"
 
 
@@ -157,8 +160,8 @@ def test_what_is_proven_on_a_gpu_is_chosen_and_measured_for_it():
     served = entry(deploy, device="cuda")
     assert problems(benchmark, {}, half, served) == [("E643", ("device",))]
     assert problems(benchmark, {"device": "cuda"}, half, served) == problems(benchmark, {}, half, entry(deploy)) == []
-    assert deploy.STAGE.surroundings(deploy.DeployConfig()) == {}
-    assert deploy.STAGE.surroundings(deploy.DeployConfig(device="cuda")).keys() == {"accelerator"}
+    assert deploy.STAGE.surroundings(deploy.DeployConfig(runtime="onnxruntime")) == {}
+    assert deploy.STAGE.surroundings(deploy.DeployConfig(device="cuda")).keys() == {"accelerator", "runtimes"}
 
 
 @pytest.mark.parametrize(
@@ -225,8 +228,9 @@ def test_openvino_is_not_measured_on_cuda():
 def test_a_missing_extra_is_named_where_the_config_needs_it(monkeypatch):
     import pipelines.engine.environment
 
-    found = pipelines.engine.environment.distribution
-    monkeypatch.setattr(pipelines.engine.environment, "distribution", lambda name: None if name == "nncf" else found(name))
+    found, missing = pipelines.engine.environment.distribution, {"nncf", "openvino", "tensorrt"}
+    monkeypatch.setattr(pipelines.engine.environment, "distribution", lambda name: None if name in missing else found(name))
     check_environment([entry(export)])
-    with pytest.raises(UserError, match=r"E901 stage 'export' needs the package nncf. Run: .*\[openvino\]'"):
+    check_environment([entry(deploy)])
+    with pytest.raises(UserError, match=r"E901 stage 'export' needs the package (nncf|openvino). Run: .*\[openvino\]'"):
         check_environment([BOTH])

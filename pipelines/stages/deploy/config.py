@@ -11,15 +11,15 @@ from pydantic import Field, field_validator
 from compressor.arguments import NAME_PATTERN
 from compressor.errors import CheckError, UserError
 from compressor.tasks.task_kind import kind_of
-from export.runtimes.runtime import Runtime
 from export.runtimes.runtime_registry import CPU_RUNTIMES, DEFAULT, PRECISIONS, RUNTIMES, packages_of
-from pipelines.engine.environment import accelerator
+from pipelines.engine.environment import accelerator, distribution
 from pipelines.engine.stage import Entry, Problem, Stage, StageConfig, one_task_only
 from pipelines.file import limits
 from serving.layout.knobs import DEFAULT_KNOBS, INTERFACES, Knobs, streams
 
 if TYPE_CHECKING:
     from compressor.account import Plan
+    from pipelines.stages.export.config import ExportConfig
 
 
 OF_TEXTS = ("max_batch_tokens", "streams", "max_queue_delay_us", "max_queue_size", "timeout_ms")
@@ -162,8 +162,8 @@ def check(config: DeployConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]
         fix = f"Name the precisions in '{exports[-1].id}', fp16 among them"
         yield Problem("E643", f"'{exports[-1].id}' chooses among files for the CPU (precision: auto)", fix, ("device",))
         return
-    if "text" in config.interfaces and not exported.auto:
-        yield from streams_problems(config, RUNTIMES[config.runtime or exported.runtime[0]])
+    if "text" in config.interfaces:
+        yield from streams_problems(config, exported)
     files = [
         (runtime, precision)
         for runtime in exported.runtime
@@ -177,10 +177,15 @@ def check(config: DeployConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]
         yield Problem("E725", f"{config.runtime} writes no {config.precision}", f"Use {written}", ("precision",))
 
 
-def streams_problems(config: DeployConfig, runtime: Runtime) -> Iterable[Problem]:
-    """Fault of more sub-batches at a time than the runtime, or a GPU, computes."""
+def streams_problems(config: DeployConfig, exported: ExportConfig) -> Iterable[Problem]:
+    """Fault of more sub-batches at a time than the runtime that will be chosen, or a GPU, computes; with `auto`, than any."""
     try:
-        streams(config.knobs, runtime)
+        written = {name: {precision: {} for precision in exported.precisions_of(name)} for name in exported.runtime}
+        names = exported.runtime if exported.auto else config.chosen(exported.runtime, written)[:1]
+        able = [RUNTIMES[name] for name in names]
+        streams(config.knobs, next((runtime for runtime in able if runtime.streams), able[0]))
+    except CheckError:
+        return  # nothing can be deployed: said elsewhere
     except UserError as error:
         yield Problem(error.code, error.what, error.fix, ("streams",))
 
@@ -205,8 +210,9 @@ def estimate(config: DeployConfig, plan: Plan, before: Plan, rows: dict[str, Any
 
 
 def surroundings(config: DeployConfig) -> dict[str, Any]:
-    """The card: what was proven on another one is none of this machine."""
-    return {"accelerator": accelerator()} if config.device == "cuda" else {}
+    """The card: what was proven on another one is none of this machine. The runtimes that may be chosen, if none is named."""
+    card = {"accelerator": accelerator()} if config.device == "cuda" else {}
+    return card if config.runtime else {**card, "runtimes": [*map(distribution, packages_of(CPU_RUNTIMES))]}
 
 
 def corrected(_: DeployConfig, kinds: Sequence[str]) -> dict[str, Any]:
@@ -222,7 +228,7 @@ STAGE = Stage(
     needs=("onnx",),
     packages=(*DEFAULT.packages, "nvidia-pytriton", "tritonclient", "tokenizers"),
     version=6,
-    extras=lambda config: packages_of([config.runtime] if config.runtime else RUNTIMES),
+    extras=lambda config: packages_of([config.runtime]),
     run="pipelines.stages.deploy.run:run",
     check=check,
     with_tasks=with_tasks,
