@@ -12,6 +12,7 @@ from pydantic import Field, field_validator
 from compressor.account import Plan
 from compressor.methods import NAMES, OPTIONS, On, method
 from compressor.tasks import TaskConfig
+from compressor.tasks.task_kind import kind_of, names_kind
 from pipelines.engine.stage import Entry, Models, NamedInputs, Problem, Stage, one_task_only
 from pipelines.file import limits
 from pipelines.stages.prune.prune_weights import filled_problems
@@ -246,13 +247,18 @@ def rate_of_labels(config: RecoverConfig, before: str) -> float:
     return method(before if config.method == "same" else config.method).rate(config)
 
 
-def corrected(config: RecoverConfig, _: Sequence[str] = ()) -> dict[str, Any]:
-    """What an earlier version computed otherwise: a control that learned labels at any given rate, a second adapter at a norm,
-    which hid the first."""
+def corrected(config: RecoverConfig, kinds: Sequence[str] = ()) -> dict[str, Any]:
+    """What an earlier version computed otherwise: a control that learned labels at any given rate, or named no kind of task in
+    its state; a second adapter at a norm, which hid the first."""
     of_labels = config.control and config.unlabelled and config.teacher is None and config.learning_rate is not None
     higher = of_labels and (config.method == "same" or config.learning_rate > rate_of_labels(config, config.method))
     at_norms = config.method == "adapter" and config.placement == "adapterhub"
-    return {**({"control": 2} if higher else {}), **({"norm_adapters": 2} if at_norms else {})}
+    unnamed = config.control and any(names_kind(kind_of(kind)) for kind in kinds)
+    return {
+        **({"control": 2} if higher else {}),
+        **({"norm_adapters": 2} if at_norms else {}),
+        **({"control_kind": 2} if unnamed else {}),
+    }
 
 
 STAGE = Stage(

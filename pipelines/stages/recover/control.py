@@ -122,7 +122,7 @@ class ControlTraining:
         return fingerprint(
             {
                 "version": STAGE.version,
-                **corrected(self.config),
+                **corrected(self.config, [inputs.task.kind]),
                 "config": self.config.model_dump(mode="json", exclude={"id", "control", "texts", "teacher"}, exclude_none=True),
                 "start": [digest(inputs.dense), inputs.base.sha256, start, self.before],
                 "rows": hashlib.sha256(json.dumps([rows, positions]).encode()).hexdigest(),
