@@ -90,7 +90,9 @@ def override(source: YamlSource, text: str) -> None:
         raise UserError("E109", "not KEY=VALUE", fix, mark)
     value = parse(value_text, mark).data
     paths = _paths_of(source, names, mark)
-    there = [path for path in paths if isinstance(keys := source.get(path[:-1]), dict) and path[-1] in keys]
+    stages = stage_paths(source).values()  # one without keys is null
+    keys = [path for path in paths if path not in stages and isinstance(source.get(path[:-1]), dict)]
+    there = [path for path in keys if path[-1] in source.get(path[:-1])]
     if value is None and there:
         for path in there:  # null is no value of any key: its default holds
             source.drop(path)

@@ -128,6 +128,7 @@ def test_null_takes_a_key_of_the_file_away(write):
     assert config(write(), "tune", "tune.rank=8", "tune.rank=null").rank == config(write(), "tune", "tune.rank=null").rank
     assert config(write(), "tune", "tune.epochs=3", "tune.epochs=null", "tune.steps=5").steps == 5
     assert "epochs" not in config(write(), "tune", "tune.epochs=3", "trainings.epochs=null").model_fields_set
+    assert config(write(), "tune", "tune.rank=3", "stages.1.tune=null").rank == config(write(), "tune", "tune.rank=null").rank
     with pytest.raises(UserError, match=r"E105 .*key 'train' is missing"):
         load_pipeline(write(), ["task.train=null"])
     with pytest.raises(UserError, match=r"E102 .*unknown key"):
