@@ -85,7 +85,7 @@ def write_repository(
 def check_name(name: str) -> None:
     """Raises UserError E720 for what is no model's name: it becomes a folder's."""
     if not re.fullmatch(NAME_PATTERN, name):
-        raise UserError("E720", f"'{name}' is not a model name", "Use letters, digits, '_', '-' and '.'")
+        raise UserError("E720", f"'{name}' is not a model name", "Use letters a to z, digits, '_', '-' and '.'")
 
 
 def models_of(

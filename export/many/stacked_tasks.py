@@ -135,7 +135,8 @@ def task_names(paths: Sequence[Path]) -> list[str]:
     names = [path.name.removesuffix(".safetensors").removesuffix(".delta") for path in paths]
     for number, (name, path) in enumerate(zip(names, paths, strict=True)):
         if not re.fullmatch(NAME_PATTERN, name):
-            raise UserError("E777", f"'{name}' is not a name of a task", "Use letters, digits, '_', '-' and '.'", str(path))
+            fix = "Use letters a to z, digits, '_', '-' and '.'"
+            raise UserError("E777", f"'{name}' is not a name of a task", fix, str(path))
         if name in names[:number]:
             what = f"two tasks are named '{name}', the other by {paths[names.index(name)]}"
             raise UserError("E777", what, "Rename one of the files: a task has the name of its file", str(path))
