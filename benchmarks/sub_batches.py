@@ -24,9 +24,9 @@ from export.runtimes.runtime_registry import RUNTIMES
 from export.runtimes.sessions import session
 from pipelines.runs.finished import open_run
 from pipelines.runs.served import find_repository
+from serving.backends.door import ENCODING_FIELDS
 from serving.backends.sub_batches import sub_batches
 from serving.layout.version_file import VersionFacts, read_version
-from serving.layout.warmup import ENCODING_FIELDS
 from serving.repository import TOKENIZER
 
 BUDGETS = (64, 128, 256, 512, 1024, 2048, 64)

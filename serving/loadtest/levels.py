@@ -62,7 +62,6 @@ class Measured:
     end: float
     answered: int
     """Answers that came within the window; of an open loop also those to requests that were due before it."""
-    open_loop: bool = False
     kinds: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -97,7 +96,7 @@ def window(records: Sequence[Record], load: Load, start: float) -> Measured:
         end = max(end, _just_after(ended[chosen].max()))
     kinds = Counter(error for error in errors[chosen] if error)
     answered = int(((errors == "") & (ended >= begin) & (ended < end)).sum())
-    return Measured(due[chosen], ended[chosen], errors[chosen], begin, end, answered, bool(load.rate), kinds)
+    return Measured(due[chosen], ended[chosen], errors[chosen], begin, end, answered, kinds)
 
 
 def _just_after(time: float) -> float:
