@@ -16,7 +16,7 @@ from compressor import load
 from compressor.checkpoint import save_checkpoint
 from compressor.models.anatomy import layers_of
 from compressor.pruning.surgery import Removal, remove
-from export.latency.measure import Unmeasurable, summarize
+from export.latency.measure import LEAST_ROUNDS, Unmeasurable, summarize
 from tests.compressor.conftest import tiny
 
 MODELS = {"dense": tiny("bert"), "pruned": runtimes.narrowed(tiny("bert"), 1 / 2)}
@@ -53,7 +53,17 @@ def bench(tmp_path, monkeypatch):
         )
         monkeypatch.setattr(runtimes, "contenders", contenders)
         monkeypatch.setattr(runtimes, "workers", lambda variants, threads: nullcontext([each.name for each in variants]))
-        options = ["--out", str(tmp_path), "--device", device, "--models", *one.models, "--rounds", "5", *arguments]
+        options = [
+            "--out",
+            str(tmp_path),
+            "--device",
+            device,
+            "--models",
+            *one.models,
+            "--rounds",
+            str(LEAST_ROUNDS),
+            *arguments,
+        ]
         return runtimes.main(options), timed
 
     return run

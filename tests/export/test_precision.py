@@ -159,7 +159,7 @@ def test_products_that_share_a_turned_weight_share_what_is_stored(tmp_path):
     assert len(names) == len(set(names)) and [node.op_type for node in proto.graph.node] == ["MatMulNBits"] * 2
     live, x = ort.InferenceSession(proto.SerializeToString()), np.ones((2, 64), np.float32)
     for found in live.run(None, {"x": x, "y": x}):
-        np.testing.assert_allclose(found, x @ numpy_helper.to_array(weight).T, atol=0.1)
+        np.testing.assert_allclose(found, x @ numpy_helper.to_array(weight).T, atol=0.5)
 
 
 def test_products_are_called_after_their_modules(outlier):
