@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 SCRATCH = ".writing-"
-"""Beginning of the name of a folder that is being written."""
+"""Beginning of the name of a folder that is being written; one that was killed leaves it."""
 
 
 @contextmanager

@@ -38,7 +38,6 @@ from export.standalone.source_model import LoadedModel, find_model, most_tokens
 
 PRECISIONS = RUNTIME.generating
 SUMMARY = "export.json"
-"""How the name of an unfinished export begins; one that was killed leaves it."""
 
 
 def export_folder(

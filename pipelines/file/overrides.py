@@ -90,15 +90,19 @@ def override(source: YamlSource, text: str) -> None:
         raise UserError("E109", "not KEY=VALUE", fix, mark)
     value = parse(value_text, mark).data
     paths = _paths_of(source, names, mark)
-    stages = stage_paths(source).values()  # one without keys is null
-    keys = [path for path in paths if path not in stages and isinstance(source.get(path[:-1]), dict)]
-    there = [path for path in keys if path[-1] in source.get(path[:-1])]
-    if value is None and there:
+    if value is None and (there := _keys_of_file(source, paths)):
         for path in there:  # null is no value of any key: its default holds
             source.drop(path)
         return
     for path in paths:
         source.put(path, _from_here(path, deepcopy(value)), mark)
+
+
+def _keys_of_file(source: YamlSource, paths: Sequence[KeyPath]) -> list[KeyPath]:
+    """Those of the paths that the file has as keys; a whole stage is none, which may be null: one without keys."""
+    stages = stage_paths(source).values()
+    keys = [path for path in paths if path not in stages and isinstance(source.get(path[:-1]), dict)]
+    return [path for path in keys if path[-1] in source.get(path[:-1])]
 
 
 def preset_wholes(source: YamlSource, presets: Sequence[Preset]) -> None:
