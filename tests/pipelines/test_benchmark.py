@@ -23,8 +23,10 @@ from pipelines.engine.environment import package_versions
 from pipelines.engine.runner import run_pipeline
 from pipelines.engine.stage import Artifact, BaseModelReference, Inputs
 from pipelines.file.config import load_pipeline
+from pipelines.stages.benchmark import costs, timings
 from pipelines.stages.benchmark import run as benchmark
 from pipelines.stages.benchmark.config import FEWEST_ROUNDS, STAGE, BenchmarkConfig
+from pipelines.stages.benchmark.measured_files import Candidate
 from pipelines.stages.loading import load_data
 from tests.tiny import write_pipeline
 
@@ -86,8 +88,8 @@ def measured(ready, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(export.runtimes.sessions, "session", watched_session)
         for name in ("measure", "measure_passes"):
-            patch.setattr(benchmark, name, watched(getattr(benchmark, name)))
-        patch.setattr(benchmark, "measure_limits", lambda count: threads.append(count) or LIMITS)
+            patch.setattr(timings, name, watched(getattr(timings, name)))
+        patch.setattr(timings, "measure_limits", lambda count: threads.append(count) or LIMITS)
         benchmark.run(BenchmarkConfig(batch=[1, 4], length=[8], rounds=6, profile=True), ready, workspace)
     return json.loads((folder / "measurements.json").read_text()), threads
 
@@ -129,21 +131,21 @@ def test_every_latency_has_its_share_of_the_machines_limit(measured):
 def test_unmerged_deltas_are_part_of_the_least_time(tmp_path):
     """12 multiply-adds more for each of 16 tokens, by 12 weights."""
     shape = ModelShape(4, (LayerShape(1, 4, 8),), other=0, head=0, head_macs=8)
-    row = benchmark.Candidate("dense", "dense", "pytorch", "fp32", tmp_path, 1)
+    row = Candidate("dense", "dense", "pytorch", "fp32", tmp_path, 1)
     timing = summarize("dense", 2, 8, [1.0])
-    alone, beside = (benchmark.share_of(LIMITS, timing, row, shape, apart) for apart in (None, {"parameters": 12, "macs": 12}))
+    alone, beside = (costs.share_of(LIMITS, timing, row, shape, apart) for apart in (None, {"parameters": 12, "macs": 12}))
     assert beside["limit_share"] - alone["limit_share"] == pytest.approx(2 * 16 * 12 / 1e6)
     slow = replace(LIMITS, memory=1.0)
-    assert benchmark.share_of(slow, timing, row, shape) == {"limit_share": 4e3 * (64 + 64 + 8), "limit": "memory"}
-    assert benchmark.share_of(None, timing, row, shape) == {}
+    assert costs.share_of(slow, timing, row, shape) == {"limit_share": 4e3 * (64 + 64 + 8), "limit": "memory"}
+    assert costs.share_of(None, timing, row, shape) == {}
 
 
 def test_on_a_gpu_and_where_they_are_not_wanted_or_cannot_be_measured_there_are_no_limits(ready, monkeypatch):
     told, workspace = [], SimpleNamespace(say=lambda text: told.append(text))
-    monkeypatch.setattr(benchmark, "measure_limits", lambda threads: None)
+    monkeypatch.setattr(timings, "measure_limits", lambda threads: None)
     for config in (BenchmarkConfig(device="cuda"), BenchmarkConfig(machine_limits=False)):
-        assert benchmark.limits_of(config, ready, workspace) is None and not told
-    assert benchmark.limits_of(BenchmarkConfig(), ready, workspace) is None and "could not be measured" in told[0]
+        assert timings.limits_of(config, ready, workspace) is None and not told
+    assert timings.limits_of(BenchmarkConfig(), ready, workspace) is None and "could not be measured" in told[0]
 
 
 @pytest.mark.slow
@@ -160,10 +162,10 @@ def test_every_exported_file_says_where_its_time_goes_at_the_largest_shape(measu
 def test_a_file_without_a_profile_is_told(ready, monkeypatch, tmp_path):
     told, bar = [], SimpleNamespace(advance=lambda: None)
     workspace = SimpleNamespace(say=told.append, progress=lambda description, total: nullcontext(bar))
-    monkeypatch.setattr(benchmark, "measure_profile", lambda file, batch, length, threads: None)
+    monkeypatch.setattr(timings, "measure_profile", lambda file, batch, length, threads: None)
     files = [LatencyVariant(name, name, tmp_path) for name in ("pytorch", "onnxruntime")]
-    assert benchmark.profiles_of(files, BenchmarkConfig(), ready, workspace) == {} and not told
-    assert benchmark.profiles_of(files, BenchmarkConfig(profile=True), ready, workspace) == {}
+    assert timings.profiles_of(files, BenchmarkConfig(), ready, workspace) == {} and not told
+    assert timings.profiles_of(files, BenchmarkConfig(profile=True), ready, workspace) == {}
     assert told == ["onnxruntime has no profile: ONNX Runtime gave none"]
 
 
@@ -186,7 +188,7 @@ def test_the_rows_are_drawn_with_the_seed_and_not_at_all_where_they_are_not_want
     data = load_data(ready)
 
     def ids(seed, **config):
-        passes = benchmark.real_passes(BenchmarkConfig(batch=[1], **config), data, seed)
+        passes = timings.real_passes(BenchmarkConfig(batch=[1], **config), data, seed)
         return [batch["input_ids"].tolist() for timed in passes for batch in timed.batches]
 
     assert ids(0) == ids(0) != ids(1) and ids(0, real_lengths=False) == []
@@ -197,7 +199,7 @@ def test_a_training_that_goes_on_counts_the_delta_it_goes_on_with(tmp_path):
     longer = Artifact(tmp_path, "b", "model", "recover", "recover", {}, {"method": "lora"})
     later = Artifact(tmp_path, "c", "model", "recover", "recover-2", {}, {"method": "lora", "rank": 8, "places": 9})
     inputs = Inputs(None, None, 0, (tuned, longer, later), dense=longer)
-    assert benchmark.delta_of_dense(inputs) == {"modules": ["key"], "rank": 4, "places": 0}
+    assert costs.delta_of_dense(inputs) == {"modules": ["key"], "rank": 4, "places": 0}
 
 
 def test_the_estimate_counts_the_tokens_behind_prompts():

@@ -11,7 +11,7 @@ import pytest
 from compressor.cost import LayerShape, ModelShape
 from compressor.tasks import TaskConfig
 from pipelines.engine.stage import Artifact, BaseModelReference, Inputs
-from pipelines.stages.benchmark.run import cost_of
+from pipelines.stages.benchmark.costs import cost_of
 from pipelines.stages.report import config as stage
 
 CONFIG = {"hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536, "num_hidden_layers": 6}

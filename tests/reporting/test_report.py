@@ -25,7 +25,7 @@ from pipelines.reporting.render import to_html, to_markdown
 from pipelines.reporting.summary import change_of, latency_row
 from pipelines.reporting.tables import tables
 from pipelines.reporting.words import aimed
-from pipelines.stages.benchmark.run import cost_of
+from pipelines.stages.benchmark.costs import cost_of
 from pipelines.stages.report import config as report_stage
 from tests.compressor.conftest import tiny
 from tests.pipelines import toys

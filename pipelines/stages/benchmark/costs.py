@@ -1,0 +1,106 @@
+"""What a model costs whatever computes it: parameters, FLOPs, bytes, and the share of the machine's limit that it reaches."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from compressor.cost import ModelShape, paper_flops_ratio, shape_of
+from compressor.deltas.links import merge_all
+from compressor.methods import method
+from compressor.models.first_token import reads_first_token
+from compressor.models.modules import STRUCTURES
+from compressor.pruning.weights import nonzeros
+from export.latency.machine_limits import Limits
+from export.latency.measure import Measurement
+from export.runtimes.runtime_registry import RUNTIMES
+from pipelines.engine.stage import Inputs
+from pipelines.stages.benchmark.measured_files import Candidate
+from pipelines.stages.loading import density_of, load_model
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What all files of a model have in common. `apart`: parameters and multiply-adds per token of what was not merged."""
+
+    shape: ModelShape
+    nonzeros: int
+    reads_first: bool
+    """Whether its head reads the first token alone."""
+    density: list[dict[str, Any]]
+    apart: dict[str, int] | None = None
+
+
+def facts_of_models(dense: nn.Module, inputs: Inputs) -> dict[str, ModelFacts]:
+    """The facts of the dense model, which is merged, and of the compressed one."""
+    artifact = inputs.nearest("model")
+    compressed = load_model(artifact, inputs.base)
+    density = density_of(artifact, compressed)
+    if not density:
+        merge_all(compressed)
+    apart = inputs.nearest("onnx").metadata.get("apart")
+    return {"dense": _facts(dense, []), "compressed": _facts(compressed, density, apart)}
+
+
+def _facts(model: nn.Module, density: list[dict[str, Any]], apart: dict[str, int] | None = None) -> ModelFacts:
+    return ModelFacts(shape_of(model), nonzeros(model), reads_first_token(model), density, apart)
+
+
+def cost_of(
+    shape: ModelShape, dense: ModelShape, lengths: list[int], delta: dict[str, Any], apart: dict[str, int] | None = None
+) -> dict[str, Any]:
+    """Parameters, FLOPs of one row by length, the papers' FLOPs ratio (unmerged delta of tune, linear layers only), and the
+    part of adapters, prefixes and deltas that were kept `apart` (their parameters and multiply-adds per token)."""
+    bare, apart = shape.bare, apart or {"parameters": 0, "macs": 0}
+    beside = {length: 2 * length * apart["macs"] for length in lengths}
+    flops = {length: shape.flops(length) + beside[length] for length in lengths}
+    return {
+        "parameters": shape.parameters + apart["parameters"],
+        "flops": {str(length): count for length, count in flops.items()},
+        "flops_ratio": {str(length): count / dense.flops(length) for length, count in flops.items()},
+        "apart": {"parameters": apart["parameters"], "flops": {str(length): count for length, count in beside.items()}},
+        "paper_flops_ratio": paper_flops_ratio(shape, dense, **delta),
+        "inserted": {
+            "kinds": shape.inserted_kinds,
+            "parameters": shape.inserted,
+            "bytes": shape.bytes - bare.bytes,
+            "flops": {str(length): shape.flops(length) - bare.flops(length) for length in lengths},
+        },
+        "layers": [{name: layer.units(name) for name in STRUCTURES} for layer in shape.layers],
+    }
+
+
+def delta_of_dense(inputs: Inputs) -> dict[str, Any]:
+    """Cost of the dense model's unmerged delta, for the papers' FLOPs: modules, rank and positions (empty after full tuning).
+
+    A training that continues older deltas does not describe them: the one that created them does.
+    """
+    if method(inputs.dense.metadata["method"]).trains_base:
+        return {"modules": (), "rank": 0, "places": 0}
+    before = itertools.takewhile(lambda artifact: artifact.id != inputs.dense.id, inputs.artifacts)
+    facts = [artifact.metadata for artifact in (*before, inputs.dense)]
+    made = next(entry for entry in reversed(facts) if "places" in entry)
+    return {key: made[key] for key in ("modules", "rank", "places")}
+
+
+def share_of(
+    limits: Limits | None,
+    timing: Measurement,
+    row: Candidate,
+    shape: ModelShape,
+    apart: dict[str, int] | None = None,
+    computed: int | None = None,
+    first: bool = False,
+) -> dict[str, Any]:
+    """The share of the machine's limit that a candidate reaches at one shape; empty where it is unknown. `computed`: the tokens
+    of a row that a call computes, default all; `first`: the head reads the first token alone, and so do files."""
+    if limits is None:
+        return {}
+    length, beside = computed or timing.length, apart["macs"] if apart else 0
+    flops = shape.flops(length, timing.batch) + 2 * timing.batch * length * beside
+    if first and row.runtime in RUNTIMES:
+        flops -= timing.batch * shape.unread_flops(length)
+    return limits.share(row.precision, flops, shape.read_weights + beside, timing.p50)
