@@ -42,10 +42,16 @@ def pytest_configure() -> None:
         setattr(socket.socket, name, there)
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One process more than cores: tests wait for servers and other processes about a third of their time."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
 @pytest.hookimpl(tryfirst=True)  # before slow tests are left out
 def pytest_collection_modifyitems(items) -> None:
     for item in items:
-        if hasattr(item, "callspec") and not is_fast(item.originalname, item.callspec.id):
+        rows = getattr(item, "callspec", None)
+        if rows and not is_fast(item.originalname, rows.id, rows.params.get("architecture")):
             item.add_marker(pytest.mark.slow)
 
 

@@ -1,5 +1,6 @@
 """Words that only their author understands stay out of code, messages and documents: each has a standard term."""
 
+import functools
 import re
 from pathlib import Path
 
@@ -33,18 +34,22 @@ INSTEAD = {
 """A pattern, and what to write in its place."""
 
 
-def files() -> list[Path]:
+@functools.cache
+def texts() -> dict[Path, str]:
+    """What code and documents say."""
     folders = ("compressor", "export", "serving", "pipelines", "docs")
     found = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".md", ".j2", ".yaml")]
-    return [*found, ROOT / "README.md", ROOT / "SECURITY.md"]
+    return {path: path.read_text() for path in (*found, ROOT / "README.md", ROOT / "SECURITY.md")}
 
 
 @pytest.mark.parametrize("pattern", INSTEAD)
 def test_a_word_that_has_a_standard_term_is_not_used(pattern):
+    word = re.compile(pattern, re.IGNORECASE if pattern.islower() else 0)
     lines = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
-        for path in files()
-        for number, line in enumerate(path.read_text().splitlines(), 1)
-        if re.search(pattern, line, re.IGNORECASE if pattern.islower() else 0)
+        for path, text in texts().items()
+        if word.search(text)
+        for number, line in enumerate(text.splitlines(), 1)
+        if word.search(line)
     ]
     assert lines == [], f"write: {INSTEAD[pattern]}"

@@ -68,6 +68,7 @@ def test_what_was_loaded_can_be_pruned_on(architecture, tmp_path):
     assert layers_of(load(tmp_path / "on"))[0].neurons == layers_of(load(tmp_path))[0].neurons - 1
 
 
+@pytest.mark.slow
 def test_without_our_classes_it_is_an_unknown_type(tmp_path):
     """Loud, in a process of its own: never another model. Only what is asked for is imported."""
     pruned("bert", tmp_path)

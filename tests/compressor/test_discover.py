@@ -97,6 +97,7 @@ def test_a_wrong_proposal_is_never_shown(monkeypatch):
             proven_row(config_of("nomic_bert"))
 
 
+@pytest.mark.slow
 def test_a_walk_that_does_not_end_is_stopped(tmp_path):
     """The process ends with the limit."""
     with pytest.raises(UserError, match=r"E319 .*walk over the graph of a 'phi' did not end in 4 seconds"):

@@ -19,9 +19,15 @@ from compressor.methods import NAMES, Options, apply, trainable_counts
 from compressor.methods import method as method_row
 from compressor.models.anatomy import layers_of, matrices_of
 from compressor.pruning.surgery import Removal, remove
-from tests.compressor.conftest import CASES, GATED, OPTIONS, encoding, logits, prepared, tiny, tuned
+from tests.compressor.conftest import CASES, GATED, OPTIONS, REFUSED, encoding, logits, prepared, tiny, tuned
 
 MODULES = ("query", "value", "ffn_out")
+
+
+@pytest.mark.parametrize(("case", "architecture"), [(case, name) for case, names in REFUSED.items() for name in names])
+def test_a_method_without_its_modules_is_refused(case, architecture):
+    with pytest.raises(UserError, match="E407"):
+        prepared(tiny(architecture, torch.float32), case)
 
 
 def test_identity_at_the_start(pair):

@@ -22,7 +22,7 @@ from compressor.models.modules import MODULES, STRUCTURES
 from compressor.pruning.surgery import Removal, kept_of, remove, restore_kept, silence
 from tests.compressor.conftest import EXTRA, LAYERS, NEURONS, TRIED, empty_plan, logits, plan_of, tiny, tuned
 
-harness = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+harness = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 SHAPES = {architecture: shape_of(tiny(architecture)) for architecture in TRIED}
 
 

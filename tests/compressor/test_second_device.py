@@ -27,7 +27,7 @@ from tests.second_device import CPU, REAL, SECOND, is_second, second_device
 
 LABELS = torch.tensor([0, 2, 1])
 TUNED = ("query", "value", "ffn_in", "ffn_out")
-QUICK = {"id3", "repeat", "mixout", "dsee"}
+QUICK = {"id3", "mixout", "dsee"}
 """Trainings that the fast tests have: those that make tensors at every step, and the usual one."""
 DRAWS = {"mixout", "diff_pruning", "diff_pruning-groups", "child_tuning", "child_tuning-d"}
 """Trainings that draw random numbers where they compute: a GPU's are others."""

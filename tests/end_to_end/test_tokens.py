@@ -52,6 +52,7 @@ def run(project):
     return run_pipeline(load_pipeline(project), project.parent / "runs")
 
 
+@pytest.mark.slow
 def test_it_learns_tags_and_keeps_them(project):
     artifacts = run_pipeline(load_pipeline(project), project.parent / "runs", until="merge").artifacts
     metadata = {name: made.metadata for name, made in artifacts.items()}

@@ -79,6 +79,7 @@ def plan_of(pipeline, folder):
     return run_pipeline(pipeline, folder / "dry", dry_run=True).plan.trainable
 
 
+@pytest.mark.slow
 def test_a_second_choice_after_pruning(tmp_path):
     """Sparse adapters, heads removed, then ID3's comparison on a fresh LoRA: merged with parity."""
     pipeline, artifacts = ran(

@@ -18,6 +18,8 @@ from export.runtimes.sessions import run, session
 from tests.compressor.conftest import tiny
 from tests.export.conftest import encoding
 
+pytestmark = pytest.mark.slow
+
 SHAPES = [(1, 1), (1, 7), (3, 33), (8, 20)]
 
 

@@ -63,6 +63,7 @@ def test_only_much_waiting_is_told(waited, told):
     assert told in disturbance(waited) and bool(told) == bool(disturbance(waited))
 
 
+@pytest.mark.slow
 def test_measurements_beside_other_work_say_so(exported, spinning):
     variants = [LatencyVariant("onnx", "onnxruntime", exported("bert-dense").fp32, vocabulary=99)]
     [fixed] = measure(variants, [(64, 64)], 10, threads=2)

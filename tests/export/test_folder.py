@@ -53,6 +53,7 @@ def folders(tmp_path_factory):
     return root
 
 
+@pytest.mark.slow
 def test_a_stock_folder_from_the_command_line(folders, tmp_path):
     out = tmp_path / "deep" / "onnx"
     done = CliRunner().invoke(main, ["export", str(folders / "stock"), "--out", str(out), "--json"])

@@ -53,6 +53,7 @@ def test_it_is_the_same_function_within_its_bound(name, precision, made):
     assert got.dtype == np.float32 and abs(got - want).max() > 1e-5
 
 
+@pytest.mark.slow
 def test_weights_are_half_as_large_and_the_file_is_valid(made):
     _, graph, paths = made("llama")
     for proto in (half(graph), onnx.load(paths["bf16"])):
@@ -91,6 +92,7 @@ def weights(graph):
     return sum(values.nbytes for values in tensors if values.dtype != np.int64)
 
 
+@pytest.mark.slow
 def test_angles_are_fp32_from_the_positions_on(made):
     """A cast to fp16 and back between them would leave a rotary angle of 3,000 with steps of 2."""
     _, _, paths = made("llama")

@@ -194,6 +194,7 @@ def weight_bytes(path) -> int:
     return sum(len(tensor.raw_data) for tensor in onnx.load(path).graph.initializer)
 
 
+@pytest.mark.slow
 def test_a_second_export_is_equal_byte_for_byte_holds_no_paths_and_prints_nothing(tmp_path, exported, capfd):
     """The model comes out as it went in, too: in train mode, with its attention implementation."""
     made, model = exported("bert-unequal"), model_of("bert-unequal").train()

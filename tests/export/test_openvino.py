@@ -95,6 +95,7 @@ def test_a_second_export_is_equal_byte_for_byte_holds_no_paths_and_prints_nothin
     assert not any(b"/tmp" in content or b"site-packages" in content for content in second.values())
 
 
+@pytest.mark.slow
 def test_nobody_is_told():
     """Neither by OpenVINO nor by NNCF, whoever imports them first: transformers' exporters do."""
     script = "import sys, export.graph.trace, transformers.exporters.quantizers.quantizer_nncf as q; "

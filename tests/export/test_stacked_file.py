@@ -52,6 +52,7 @@ def operators(path):
     return [node.op_type for node in onnx.load(path).graph.node]
 
 
+@pytest.mark.slow
 def test_a_file_of_many_tasks(base, tmp_path, monkeypatch):
     monkeypatch.setattr(sparse, "FEW", 5)  # the 9 positions of selective are stored as short integers
     monkeypatch.setattr(late_gathers, "LEAST", 1)

@@ -114,6 +114,7 @@ def test_the_report_has_every_task_and_what_is_stored(project, out, compress):
     assert "of a constant prediction" in page and '"name": "constant"' in html
 
 
+@pytest.mark.slow
 def test_the_order_in_the_file_means_nothing_and_old_files_do_not_stay(project, out, compress):
     short, topic = PIPELINE.replace("epochs: 6", "epochs: 0.2"), PIPELINE.splitlines(keepends=True)[4]
     for text, says in ((short, "done"), (short.replace(topic, "").replace("stages:", f"{topic}stages:"), "reused")):

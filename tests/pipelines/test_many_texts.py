@@ -89,6 +89,7 @@ def test_a_decoder_alone_learns_two_tasks(tmp_path, out, compress):
     assert type(loaded).__name__ == "GPT2LMHeadModel"
 
 
+@pytest.mark.slow
 def test_old_texts_do_not_stay(tmp_path, out, compress):
     project = write_project(tmp_path, METHODS["adapter"])
     assert compress("run", project, "--out", out)[0] == 0

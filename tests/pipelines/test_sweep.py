@@ -610,6 +610,7 @@ def test_help_and_usage(project, compress):
     assert compress("sweep", project, "--seeds", "2", "--workers", "2")[2].startswith("E121 trials side by side need a fixed")
 
 
+@pytest.mark.slow
 def test_real_stages(tmp_path):
     """Tune and prune for real on two subsets: the values are those of the artifacts, and the merge and beyond are not run."""
     path = write_pipeline(tmp_path, stages=[STAGES[0], STAGES[1], STAGES[2], {"merge": None}, {"export": None}], rows=60)

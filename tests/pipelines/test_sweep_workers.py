@@ -80,6 +80,7 @@ def test_a_sweep_that_stops_ends_its_workers(tmp_path):
         os.kill(worker, 0)
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_a_worker_once(tmp_path):
     """The terminal sends SIGINT to the workers, too: with the sweep's own SIGTERM it would break into the orderly end."""
     events = in_processes(jobs(tmp_path, "tidy"), toy, workers=1)
@@ -89,6 +90,7 @@ def test_ctrl_c_stops_a_worker_once(tmp_path):
     assert (tmp_path / "tidied").exists()
 
 
+@pytest.mark.slow
 def test_idle_workers_end_by_themselves(tmp_path):
     """Killed ones leave the semaphores of their progress bars, of which Python warned at the end of every sweep."""
     events = list(in_processes(jobs(tmp_path, "a", "b"), toy, workers=2))

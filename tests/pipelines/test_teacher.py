@@ -71,6 +71,7 @@ def test_it_learns_from_the_texts(go, project, store):
     assert made.metadata["losses"][0]["loss"] < 0.3 < made.metadata["control"]["losses"][0]["loss"]
 
 
+@pytest.mark.slow
 def test_the_teacher_is_asked_once_for_all_runs_of_a_store(go, project, monkeypatch):
     write_texts(project.parent / "texts.txt", rows=30)
     asked, predict = [], lessons.predict
@@ -212,6 +213,7 @@ def write_teacher(folder: Path, **keys) -> Path:
     return write_model(folder, "distilbert", auto="AutoModelForSequenceClassification", hidden_size=64, **(LABELS | keys))
 
 
+@pytest.mark.slow
 def test_another_model_teaches_with_its_own_tokenizer(go, project):
     """The control has that teacher, too, on all rows."""
     write_teacher(project.parent / "teacher", max_position_embeddings=10)
@@ -226,6 +228,7 @@ def test_another_model_teaches_with_its_own_tokenizer(go, project):
     assert made.metadata["control"]["losses"][0]["loss"] < again.metadata["control"]["losses"][0]["loss"]
 
 
+@pytest.mark.slow
 def test_the_merged_model_of_a_run_teaches(go, project, store):
     """Named by the folder of its run, wherever its artifact lies."""
     path = write_pipeline(project.parent / "larger", stages=[TUNE, {"merge": None}], rows=40)

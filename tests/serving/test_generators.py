@@ -65,6 +65,7 @@ def test_special_tokens_of_a_prompt_are_read_as_in_training(exported, server):
     assert local_text(open_live(exported[0], "fp32"), tokenizer, prompt, facts, 6) == "".join(text)
 
 
+@pytest.mark.slow
 def test_prompts_that_leave_little_room_are_compared_with_fewer_tokens(exported, tmp_path, triton):
     """Rows may fill all 128 positions with their targets."""
     for name in ("train", "validation"):

@@ -11,6 +11,8 @@ from compressor.errors import UserError
 from serving.generator_repository import Source, write_generator
 from serving.layout.version_file import read_version
 
+pytestmark = pytest.mark.slow
+
 START, END = 1, 2
 """Of the tiny T5's config, and of the tokenizer here."""
 PREFIX, MAX_LENGTH = "w3 w4 ", 8

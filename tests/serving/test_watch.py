@@ -210,6 +210,7 @@ def cut_off(port):
         respond(port)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("triton")
 def test_a_second_ctrl_c_stops_at_once(slow, tmp_path):
     process, port, _ = serving(slow, tmp_path, "--drain", "60")
