@@ -3,11 +3,12 @@
 import ipaddress
 import os
 import socket
+from collections import defaultdict
 from functools import wraps
 
 import pytest
 
-from tests.fast_rows import is_fast
+from tests.fast_rows import MANY, is_fast
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before anything imports the hub's client
 REACHED: list[str] = []
@@ -49,9 +50,14 @@ def pytest_xdist_auto_num_workers() -> int:
 
 @pytest.hookimpl(tryfirst=True)  # before slow tests are left out
 def pytest_collection_modifyitems(items) -> None:
-    for item in items:
-        rows = getattr(item, "callspec", None)
-        if rows and not is_fast(item.originalname, rows.id, rows.params.get("architecture")):
+    rows = [item for item in items if hasattr(item, "callspec")]
+    tried = defaultdict(set)
+    for item in rows:
+        tried[item.location[0], item.originalname].add(item.callspec.params.get("architecture"))
+    for item in rows:
+        every = len(tried[item.location[0], item.originalname]) > MANY
+        architecture = item.callspec.params.get("architecture") if every else None
+        if not is_fast(item.originalname, item.callspec.id, architecture):
             item.add_marker(pytest.mark.slow)
 
 

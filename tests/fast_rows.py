@@ -118,10 +118,14 @@ A_THIRD = (
 """Tests of many rows that differ in one name: a third of them is fast."""
 
 
+MANY = 6
+"""A test of more architectures takes half of them in the fast suite."""
+
+
 def is_fast(test: str, row: str, architecture: str | None = None) -> bool:
     """Whether a row of a test belongs to the fast suite, unless it is marked otherwise.
 
-    Of tests that take every `architecture`, half of them: other halves for other tests.
+    `architecture`: that of a row of a test of `MANY`; each such test has another half of them.
     """
     if test in ONCE_A_FAMILY and any(name in row for name in SIMILAR):
         return False

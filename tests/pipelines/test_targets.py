@@ -90,7 +90,6 @@ def flops_of(artifact, pipeline):
     return shape_of(load_model(artifact, base)).flops(16)
 
 
-@pytest.mark.slow
 def test_a_run_meets_its_targets_and_says_how(project, tmp_path, tables, compress, monkeypatch):
     """Both are shares of the dense model; the timed one is exported and measured once, in earnest."""
     monkeypatch.setattr(meet_target, "TRIES", 1)
