@@ -10,7 +10,7 @@ RECIPE ?= quickstart
 EXTRAS ?= cpu,openvino,triton,front,metrics,dev
 # the first of these that is 3.11 or 3.12 makes .venv
 PYTHON ?= python3 python3.12 python3.11 /usr/bin/python3
-# tests in one process more than there are cores, up to 4; a file stays in one, because its tests share what they set up
+# tests in as many processes as there are cores, up to 4; a file stays in one, because its tests share what they set up
 WORKERS ?= -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 

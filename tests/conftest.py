@@ -11,6 +11,8 @@ import pytest
 from tests.fast_rows import MANY, is_fast
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before anything imports the hub's client
+LAST = "test_whole_path.py"
+"""It needs the run that test_faults.py makes: at the end its process need not wait for it."""
 REACHED: list[str] = []
 """The hosts that a test wanted to reach, beside this machine; it fails for them."""
 
@@ -43,11 +45,6 @@ def pytest_configure() -> None:
         setattr(socket.socket, name, there)
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """One process more than cores: tests wait for servers and other processes about a third of their time."""
-    return len(os.sched_getaffinity(0)) + 1
-
-
 @pytest.hookimpl(tryfirst=True)  # before slow tests are left out
 def pytest_collection_modifyitems(items) -> None:
     rows = [item for item in items if hasattr(item, "callspec")]
@@ -59,6 +56,7 @@ def pytest_collection_modifyitems(items) -> None:
         architecture = item.callspec.params.get("architecture") if every else None
         if not is_fast(item.originalname, item.callspec.id, architecture):
             item.add_marker(pytest.mark.slow)
+    items.sort(key=lambda item: item.path.name == LAST)
 
 
 @pytest.hookimpl(wrapper=True)

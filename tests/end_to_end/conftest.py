@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from filelock import FileLock
 
+from tests.made_once import made_once
 from tests.tiny import EVERYTHING, write_pipeline
 
 ENVIRONMENT = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "HF_HUB_OFFLINE": "1"}
@@ -31,14 +31,11 @@ def compress(*arguments, **options) -> subprocess.CompletedProcess:
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory) -> WholeRun:
     """An uninterrupted run of every stage, of this session of tests."""
-    own = tmp_path_factory.getbasetemp()
-    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "whole_run"
-    with FileLock(f"{folder}.lock"):
-        path, out, printed = folder / "pipeline.yaml", folder / "runs", folder / "printed.txt"
-        if not printed.is_file():
-            folder.mkdir()
-            write_pipeline(folder, stages=EVERYTHING)
-            done = compress("run", path, "--out", out)
-            assert done.returncode == 0, done.stdout + done.stderr
-            printed.write_text(done.stdout)
-    return WholeRun(path, out, printed.read_text())
+
+    def make(folder: Path) -> None:
+        done = compress("run", write_pipeline(folder, stages=EVERYTHING), "--out", folder / "runs")
+        assert done.returncode == 0, done.stdout + done.stderr
+        (folder / "printed.txt").write_text(done.stdout)
+
+    folder = made_once(tmp_path_factory.getbasetemp(), "whole_run", make)
+    return WholeRun(folder / "pipeline.yaml", folder / "runs", (folder / "printed.txt").read_text())

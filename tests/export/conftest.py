@@ -1,5 +1,6 @@
 """One trace a model for the whole session: tracing is what takes time."""
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from export.graph.files import save
 from export.graph.rewrite import for_cpu, quantized_dynamic
 from export.graph.trace import trace
 from tests.compressor.conftest import tiny
+from tests.made_once import made_once
 
 UNEQUAL = {0: Removal([1, 3], [0, 5, 7]), 2: Removal([0], list(range(19)))}
 MODELS = {
@@ -57,6 +59,9 @@ def notes(path: Path) -> dict[str, str]:
     return {note.key: note.value for note in onnx.load(path, load_external_data=False).metadata_props}
 
 
+KINDS = ("fp32", "fused", "int8")
+
+
 @dataclass(frozen=True)
 class Exported:
     """A model, its traced graph, and its files: as traced, fused for the CPU, and int8."""
@@ -71,20 +76,22 @@ class Exported:
 @pytest.fixture(scope="session")
 def exported(tmp_path_factory):
     """name -> Exported, made on first use."""
-    made: dict[str, Exported] = {}
 
+    @functools.cache
     def make(name: str) -> Exported:
-        if name not in made:
-            folder, model = tmp_path_factory.mktemp(name), model_of(name)
+        model = model_of(name)
+
+        def write(folder: Path) -> None:
             sample = encoding(2, 9)
             if name.startswith("mpnet"):
                 sample["token_type_ids"] = np.zeros_like(sample["input_ids"])
             graph = trace(model, sample)
-            paths = [folder / f"{kind}.onnx" for kind in ("fp32", "fused", "int8")]
             rewritten = for_cpu(graph)
-            for path, proto in zip(paths, (graph, rewritten, quantized_dynamic(rewritten)), strict=True):
-                save(proto, path)
-            made[name] = Exported(model, graph, *paths)
-        return made[name]
+            for kind, proto in zip(KINDS, (graph, rewritten, quantized_dynamic(rewritten)), strict=True):
+                save(proto, folder / f"{kind}.onnx")
+
+        folder = made_once(tmp_path_factory.getbasetemp(), name, write)
+        paths = [folder / f"{kind}.onnx" for kind in KINDS]
+        return Exported(model, onnx.load(paths[0]), *paths)
 
     return make
