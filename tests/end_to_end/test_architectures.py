@@ -48,6 +48,7 @@ def test_a_whole_run(architecture, tmp_path):
 SHORT = [{"tune": {"method": "lora", "rank": 2, "epochs": 0.1}}]
 
 
+@pytest.mark.slow
 def test_t5_reads_its_answer_at_one_end_of_sentence(tmp_path):
     """Rows that are cut to length keep it, pairs have two; a text that spells it is a line that says so."""
     path = write_pipeline(tmp_path / "pairs", stages=SHORT, model_type="t5", rows=16, pairs=True)

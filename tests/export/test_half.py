@@ -112,6 +112,7 @@ def test_angles_are_fp32_from_the_positions_on(made):
     assert seen > 4
 
 
+@pytest.mark.slow
 def test_fp16_is_fused_for_cuda_and_bf16_is_not(made):
     """Attention and norms are one operator each; no block is left with a cast in it."""
     _, _, paths = made("llama")
@@ -131,6 +132,7 @@ def test_whose_attention_is_one_operator(made, name, attentions):
     assert operators["Softmax"] == (0 if attentions else 3)
 
 
+@pytest.mark.slow
 def test_without_fusions_it_is_the_graph_as_it_was_traced(made, tmp_path):
     _, graph, _ = made("llama")
     path = write_onnx(graph, tmp_path, precisions=["fp16"], fuse=False)["fp16"]
