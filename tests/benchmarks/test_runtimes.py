@@ -53,17 +53,8 @@ def bench(tmp_path, monkeypatch):
         )
         monkeypatch.setattr(runtimes, "contenders", contenders)
         monkeypatch.setattr(runtimes, "workers", lambda variants, threads: nullcontext([each.name for each in variants]))
-        options = [
-            "--out",
-            str(tmp_path),
-            "--device",
-            device,
-            "--models",
-            *one.models,
-            "--rounds",
-            str(LEAST_ROUNDS),
-            *arguments,
-        ]
+        rounds = ["--rounds", str(LEAST_ROUNDS)]
+        options = ["--out", str(tmp_path), "--device", device, "--models", *one.models, *rounds, *arguments]
         return runtimes.main(options), timed
 
     return run

@@ -202,7 +202,7 @@ APPLIES = [(case, architecture) for case in CASES for architecture in _pairs(cas
 """Every pair that can be."""
 
 
-def _in_turn(case: str, architecture: str) -> bool:
+def _is_fast_pair(case: str, architecture: str) -> bool:
     """Whether a pair belongs to the fast tests: every method on every third architecture, so that each has several others."""
     if architecture in SIMILAR:
         return False
@@ -221,7 +221,7 @@ def cut(request, architecture) -> dict[int, Removal]:
 
 
 @pytest.fixture(
-    params=[pytest.param(pair, marks=() if _in_turn(*pair) else pytest.mark.slow, id="-".join(pair)) for pair in APPLIES]
+    params=[pytest.param(pair, marks=() if _is_fast_pair(*pair) else pytest.mark.slow, id="-".join(pair)) for pair in APPLIES]
 )
 def pair(request) -> tuple[str, str]:
     """(case, architecture)."""

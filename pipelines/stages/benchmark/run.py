@@ -44,8 +44,8 @@ def times_of(row: Candidate, model: ModelFacts, timings: Timings) -> dict[str, A
     def share(timing, **how) -> dict[str, Any]:
         return share_of(timings.limits, timing, row, model.shape, model.apart, **how)
 
-    own = [[one for one in made if one.variant == row.name] for made in (timings.shapes, timings.real, timings.further)]
-    shapes, real, further = own
+    every = (timings.shapes, timings.real, timings.further)
+    shapes, real, further = ([timing for timing in made if timing.variant == row.name] for made in every)
     return {
         "latency": [timing.to_json() | share(timing, first=model.reads_first) for timing in shapes],
         "real_lengths": [timing.to_json() for timing in real],
