@@ -5,7 +5,8 @@
 
 Rank 16 on query and value (or on all linear layers), 0.5 % of all weights for the selective methods, AdamW, a batch of
 random rows of full length. A step of id3 in which places are chosen (at most 32 of a training) is not among those timed; one of
-diff pruning is as before its projection, gates and penalty included.
+diff pruning is as before its projection, gates and penalty included. `--precisions fp32,bf16` times every contender with its
+matrix products in bf16 as well (peft's in autocast, too).
 Each round times one step of every contender in shuffled order; the table gives medians with the interquartile range and the
 ratio to peft. Peak memory (Linux) is measured in a process of its own for each contender: the highest resident size above
 what it held before its first step.
@@ -36,6 +37,8 @@ from compressor.models.anatomy import matrices_of
 from compressor.models.hub import build, resolve
 from compressor.selection.choice import select
 from compressor.selection.growth import ScalarAdamW
+from compressor.training.mixed_precision import computed
+from compressor.training.schedule import Precision
 
 RANK, ALPHA, PLACES, MODULES, SHARE = 16, 32.0, 16, ("query", "value"), 0.005
 MATRICES = ("query", "key", "value", "output", "ffn_in", "ffn_out")
@@ -99,7 +102,16 @@ def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
     return ScalarAdamW([{"params": trained}], growth, lr=1e-4, weight_decay=0.0)
 
 
-def stepper(model: nn.Module, batch: int, length: int) -> Callable[[], None]:
+NARROW = " bf16"
+"""Suffix of a contender in bf16."""
+
+
+def made(name: str, folder: Path) -> tuple[nn.Module, Precision]:
+    """The model of a contender, and the precision of its matrix products."""
+    return CONTENDERS[name.removesuffix(NARROW)](folder), "bf16" if name.endswith(NARROW) else "fp32"
+
+
+def stepper(model: nn.Module, precision: Precision, batch: int, length: int) -> Callable[[], None]:
     """One optimizer step on a fixed random batch."""
     torch.manual_seed(0)
     vocabulary = model.get_input_embeddings().num_embeddings
@@ -114,7 +126,7 @@ def stepper(model: nn.Module, batch: int, length: int) -> Callable[[], None]:
     def step() -> None:
         optimizer.zero_grad()
         with by_factors(model):
-            loss = model(**inputs).loss
+            loss = computed(model, inputs, precision).loss
         (loss + sum(link.penalty() for link in links)).backward()
         for link in links:
             link.thin()
@@ -136,7 +148,7 @@ def resident(key: str) -> float:
 
 
 def print_peak_memory(name: str, folder: Path, batch: int, length: int) -> None:
-    step = stepper(CONTENDERS[name](folder), batch, length)
+    step = stepper(*made(name, folder), batch, length)
     before = resident("VmRSS")
     for _ in range(3):
         step()
@@ -163,25 +175,28 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--only", help="some contenders, comma-separated; peft's LoRA and its control always run")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--memory-of", choices=CONTENDERS, help=argparse.SUPPRESS)
+    parser.add_argument("--precisions", default="fp32", help="fp32, or fp32,bf16")
+    parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     options = parser.parse_args()
     folder = resolve(options.model).folder
     if options.memory_of:
         print_peak_memory(options.memory_of, folder, options.batch, options.length)
         return
     names = [name for name in CONTENDERS if not options.only or name in (*CONTROL, *options.only.split(","))]
-    steps = {name: stepper(CONTENDERS[name](folder), options.batch, options.length) for name in names}
+    if "bf16" in options.precisions:
+        names += [f"{name}{NARROW}" for name in names if name != CONTROL[1]]
+    steps = {name: stepper(*made(name, folder), options.batch, options.length) for name in names}
     times = interleaved(steps, options.rounds)
     baseline = statistics.median(times["peft LoRA"])
     rows = {}
     print(f"{options.model}, {options.batch} x {options.length}, {options.rounds} rounds, {torch.get_num_threads()} threads")
-    print(f"{'method':<18}{'median ms':>11}{'IQR':>9}{'x peft':>9}{'peak MB':>10}")
+    print(f"{'method':<22}{'median ms':>11}{'IQR':>9}{'x peft':>9}{'peak MB':>10}")
     for name, values in times.items():
         low, _, high = statistics.quantiles(values, n=4)
         memory = peak_memory(name, folder, options.batch, options.length)
         rows[name] = {"median_ms": statistics.median(values), "iqr_ms": high - low, "peak_mb": memory}
         rows[name]["ratio"] = rows[name]["median_ms"] / baseline
-        print(f"{name:<18}{rows[name]['median_ms']:>11.1f}{high - low:>9.1f}{rows[name]['ratio']:>9.3f}{memory:>10.0f}")
+        print(f"{name:<22}{rows[name]['median_ms']:>11.1f}{high - low:>9.1f}{rows[name]['ratio']:>9.3f}{memory:>10.0f}")
     for ours_name, theirs in (("lora all", "peft LoRA all"), ("selective all", "full")):
         if ours_name in rows and theirs in rows:
             print(f"{ours_name} / {theirs}: {rows[ours_name]['median_ms'] / rows[theirs]['median_ms']:.3f}")

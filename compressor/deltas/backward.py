@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
-from compressor.deltas.links import Delta, chain, chains, original
+from compressor.deltas.links import Delta, autocasts, chain, chains, original
 
 
 class _Linear(torch.autograd.Function):
@@ -25,12 +25,21 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(context, x: Tensor, matrix: Tensor, bias: Tensor | None, links: list[Delta], *tensors: Tensor) -> Tensor:
+        context.links, context.narrow = links, autocasts(x)
+        if context.narrow:  # what is kept for the backward pass, too: autocast would keep x and W' as they are
+            x, matrix = (value.to(torch.get_autocast_dtype(x.device.type)) for value in (x, matrix))
         context.save_for_backward(x, matrix, *tensors)
-        context.links = links
         return functional.linear(x, matrix, bias)
 
     @staticmethod
     def backward(context, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        if not context.narrow:
+            return _Linear._gradients(context, gradient)
+        with torch.autocast(gradient.device.type, gradient.dtype):
+            return _Linear._gradients(context, gradient)
+
+    @staticmethod
+    def _gradients(context, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, matrix, *tensors = context.saved_tensors
         of_x, _, of_bias, *_ = context.needs_input_grad
         rows, inputs, pulled = gradient.flatten(end_dim=-2), x.flatten(end_dim=-2), []

@@ -150,6 +150,12 @@ class Stack(nn.Module):
         return torch.cat([y[..., :start], self.product(x, y[..., start:stop], slot), y[..., stop:]], dim=-1)
 
 
+def autocasts(tensor: Tensor) -> bool:
+    """Whether products with a tensor are computed in a narrower precision here: in a training in bf16."""
+    device = tensor.device.type
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+
 class Delta(Change):
     """One link W -> W + ΔW. Subclasses define `change`; `place` is the position of its matrix in the stored tensor.
 
@@ -167,6 +173,12 @@ class Delta(Change):
         raise NotImplementedError
 
     def forward(self, stored: Tensor) -> Tensor:
+        if not autocasts(stored):
+            return self._changed(stored)
+        with torch.autocast(stored.device.type, enabled=False):  # the sum is rounded, where the layer multiplies with it
+            return self._changed(stored)
+
+    def _changed(self, stored: Tensor) -> Tensor:
         if self.place == WHOLE:
             return self.change(stored)
         return self.place.write(stored, self.change(self.place.read(stored)))

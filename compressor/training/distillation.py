@@ -14,6 +14,8 @@ from compressor.models.anatomy import layers_of
 from compressor.pruning.surgery import kept_of
 from compressor.tasks.kinds.classification import KIND as CLASSIFICATION
 from compressor.tasks.task_kind import TaskKind
+from compressor.training.mixed_precision import computed, widened
+from compressor.training.schedule import Precision
 
 HIDDEN_WEIGHT = 1.0
 """Weight of the distance between hidden states, relative to the loss on logits or labels."""
@@ -52,18 +54,24 @@ class HiddenTeacher:
         self.theirs = [theirs[number].module for number in numbers] if weight else []
 
     def loss(
-        self, model: nn.Module, inputs: dict[str, Tensor], labels: Tensor, kind: TaskKind = CLASSIFICATION
+        self,
+        model: nn.Module,
+        inputs: dict[str, Tensor],
+        labels: Tensor,
+        kind: TaskKind = CLASSIFICATION,
+        precision: Precision = "fp32",
     ) -> tuple[Any, Tensor]:
-        """The student's outputs on one batch, and the loss (or `distillation`) of the kind + weight · `hidden_distance`."""
+        """The student's outputs on one batch, and the loss (or `distillation`) of the kind + weight · `hidden_distance`; both
+        models are computed in `precision`."""
         # the LM head is skipped where its logits are not distilled
         teacher = self.dense if self.logits or not kind.generates else self.dense.base_model
         self.dense.to(labels.device)
         with torch.no_grad(), _states(self.theirs) as theirs:
-            teacher_outputs = teacher(**inputs)
+            teacher_outputs = computed(teacher, inputs, precision)
         with _states(self.ours) as ours:
-            outputs = model(**inputs)
-        logits = outputs.logits
-        loss = kind.distillation(logits, teacher_outputs.logits, labels) if self.logits else kind.loss(logits, labels)
+            outputs = computed(model, inputs, precision)
+        logits, taught = widened(outputs.logits), widened(teacher_outputs.logits) if self.logits else None
+        loss = kind.loss(logits, labels) if taught is None else kind.distillation(logits, taught, labels)
         if self.weight:
             masks = [layer.token_mask(inputs) for layer in self.layers]
             loss = loss + self.weight * hidden_distance(ours, theirs, masks)
@@ -76,7 +84,7 @@ def _states(blocks: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
     states: list[Tensor] = []
 
     def keep(block: nn.Module, arguments: tuple, output: Tensor | tuple) -> None:
-        states.append(output[0] if isinstance(output, tuple) else output)
+        states.append(widened(output[0] if isinstance(output, tuple) else output))
 
     hooks = [block.register_forward_hook(keep) for block in blocks]
     try:

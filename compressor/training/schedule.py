@@ -5,8 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal, get_args
 
-from compressor.arguments import require_number, require_whole
+from compressor.arguments import require_number, require_one_of, require_whole
+
+Precision = Literal["fp32", "bf16"]
+"""That of a training step's matrix products."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +34,11 @@ class Schedule:
     """Number of optimizer steps, instead of that of `epochs`."""
     dropout: bool = True
     """False: the layers compute as in eval mode; only changes that differ in training, such as gates, do so."""
+    precision: Precision = "fp32"
+    """That of matrix products; parameters, gradients, optimizer and loss are fp32 in any case."""
 
     def __post_init__(self) -> None:
+        require_one_of("precision", self.precision, get_args(Precision))
         for name in ("batch_size", "accumulate"):
             require_whole(name, getattr(self, name))
         if self.max_steps is not None:

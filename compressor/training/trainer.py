@@ -32,8 +32,9 @@ from compressor.training.callbacks import CLIP, DenseLinks, Grow, Report, Save
 from compressor.training.distillation import HiddenTeacher
 from compressor.training.divergence import Watch, mask_parameters
 from compressor.training.keep_best import KeepBest
+from compressor.training.mixed_precision import computed, widened
 from compressor.training.processes import agreed, divided_cores, helping, launched, rank, wait
-from compressor.training.schedule import Schedule
+from compressor.training.schedule import Precision, Schedule
 from compressor.training.unfinished import ARRAYS_OF_ANY_NUMPY, load_changing, newest, save_changing, seal
 
 
@@ -115,7 +116,7 @@ class TaskTrainer(Trainer):
     `watch` checks that all stays finite. `grower` is given where Ω grows while training; gradients are then clipped after it
     has chosen. `dense` are the links that may add to the loss, `share` is the learning rate at a step (from 0) relative to its
     peak, if it is not one linear decay; `teacher` is a model in memory; without `dropout`, only changes of weights are in
-    training mode; `best` is stored in checkpoints.
+    training mode; `precision` is that of matrix products; `best` is stored in checkpoints.
     """
 
     def __init__(
@@ -128,11 +129,12 @@ class TaskTrainer(Trainer):
         share: Callable[[int], float] | None = None,
         teacher: HiddenTeacher | None = None,
         dropout: bool = True,
+        precision: Precision = "fp32",
         best: KeepBest | None = None,
         **arguments,
     ):
         super().__init__(**arguments)
-        self.watch, self.teacher, self.dropout, self.best = watch, teacher, dropout, best
+        self.watch, self.teacher, self.dropout, self.best, self.precision = watch, teacher, dropout, best, precision
         self.mean_rows: float | None = None
         """Rows of a mean batch of the current step, if it has several."""
         self.mask_learning_rate, self.grower, self.dense, self.share = mask_learning_rate, grower, dense, share
@@ -151,10 +153,10 @@ class TaskTrainer(Trainer):
         if not self.dropout:
             without_dropout(model)
         if self.teacher is not None:
-            outputs, loss = self.teacher.loss(model, inputs, labels, kind)
+            outputs, loss = self.teacher.loss(model, inputs, labels, kind, self.precision)
         else:
-            outputs = model(**inputs)
-            logits = outputs.logits
+            outputs = computed(model, inputs, self.precision)
+            logits = widened(outputs.logits)
             loss = kind.loss(logits, labels) if teacher_logits is None else kind.distillation(logits, teacher_logits, labels)
         loss = loss + sum(link.penalty() for link in self.dense)
         if self.mean_rows is not None:
@@ -373,6 +375,7 @@ def trainer_of(
         share=schedule.halves(first, steps) if gates_of(dense) else None,
         teacher=teacher,
         dropout=schedule.dropout,
+        precision=schedule.precision,
         best=best,
     )
     trainer.remove_callback(PrinterCallback)

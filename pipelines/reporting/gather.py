@@ -231,6 +231,7 @@ def trainable_rows(inputs: Inputs, dense_parameters: int) -> list[Record]:
                 "modules": artifact.metadata.get("modules", []),
                 "formula": artifact.metadata["formula"],
                 "closed_form": closed_form(artifact, inputs),
+                "precision": artifact.metadata.get("precision", "fp32"),
                 **counts,
                 "share_of_dense": counts["body"] / dense_parameters,
             }

@@ -31,6 +31,7 @@ from compressor.models.modules import REST, WideModules
 from compressor.tasks import KINDS
 from compressor.tasks.listing import listed
 from compressor.tasks.task_kind import TaskKind, kind_of
+from compressor.training.schedule import Precision
 from pipelines.engine.stage import CountOrShare, Entry, Problem, StageConfig
 from pipelines.file import limits
 
@@ -148,6 +149,10 @@ class TrainingConfig(GroundConfig):
     # without a default value, so that results of pipelines without these keys keep their fingerprints
     accumulate: int | None = Field(
         default=None, ge=1, le=limits.BATCHES, description="batches of an optimizer step, their gradients averaged, default 1"
+    )
+    precision: Precision | None = Field(
+        default=None,
+        description="of matrix products while training: fp32 (default), or bf16 on a machine that multiplies in it",
     )
     warmup: float | None = Field(
         default=None, ge=0, lt=1, description="share of the steps in which the learning rate rises from 0, default 0.06"

@@ -34,6 +34,15 @@ def planned(config: TrainingConfig, name: str, plan: Plan) -> tuple[Trained, Mod
     return Trained(name, options, plan.places), plan.shape.with_inserts(added_by(options.group, plan.model))
 
 
+def require_precision(config: TrainingConfig) -> None:
+    """Raises UserError E904 for a precision that this machine would emulate, more slowly than fp32."""
+    from compressor.training.mixed_precision import multiplies_bf16
+
+    if config.precision == "bf16" and not multiplies_bf16():
+        what = "precision: bf16 is slower than fp32 here: neither a GPU nor the processor multiplies in bf16"
+        raise UserError("E904", what, "Remove the key, or run on a GPU from Ampere on, or a CPU with AMX or AVX-512 BF16")
+
+
 def check_rank(row: Method, options: Options, shape: ModelShape) -> None:
     """Raises UserError E104 for a rank above the full rank of every matrix of the method's modules."""
     if not ((row.low_rank and row.rank_limited) or options.on == "lora"):

@@ -98,9 +98,9 @@ def train_model(
     on_stop: Callable[[int], None] = lambda places: None,
     what: str = "",
 ) -> dict[str, Any]:
-    """Train the trainable parameters, in place, with checkpoints in `work`; returns `losses` and, with `keep_best`, the
-    `evaluations` and the `kept_step`. Shows a bar, which says `what` is trained. `on_stop` is called at each of the config's
-    checkpoints of a growing Ω."""
+    """Train the trainable parameters, in place, with checkpoints in `work`; returns `losses`, the `precision` if it is not fp32
+    and, with `keep_best`, the `evaluations` and the `kept_step`. Shows a bar, which says `what` is trained. `on_stop` is called
+    at each of the config's checkpoints of a growing Ω."""
     schedule = schedule_of(config, row, inputs.seed)
     taught = None if logits is None else by_row(logits, data.train.labels)
     dataset = rows_of(config, data, taught)
@@ -111,11 +111,17 @@ def train_model(
         inputs.require_unchanged()
         options = {"stops": stops_of(config, model), "on_stop": on_stop, "teacher": teacher, "best": best}
         losses = train(model, dataset, data.pad_id, schedule, work, stepping(bar), **options)
+    trained = {"losses": losses, **rounded_in(config)}
     if best is None:
-        return {"losses": losses}
+        return trained
     kept = best.evaluations[best.best]["step"]
     workspace.say(f"{what}step {kept:,} kept: the best of {len(best.evaluations)} evaluations on the validation rows")
-    return {"losses": losses, "evaluations": best.evaluations, "kept_step": kept}
+    return {**trained, "evaluations": best.evaluations, "kept_step": kept}
+
+
+def rounded_in(config: TrainingConfig) -> dict[str, Any]:
+    """The precision of a training's matrix products for its metadata, where it is not fp32."""
+    return {"precision": config.precision} if config.precision not in (None, "fp32") else {}
 
 
 def together() -> str:
@@ -166,6 +172,7 @@ def schedule_of(config: TrainingConfig, row: Method, seed: int) -> Schedule:
         seed=seed,
         max_steps=config.steps,
         dropout=config.uses_dropout,
+        precision=config.precision or "fp32",
     )
 
 

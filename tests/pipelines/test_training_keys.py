@@ -5,11 +5,20 @@ import pytest
 import torch
 from torch.nn import functional
 
+from compressor.errors import UserErrors
 from compressor.methods import method
 from compressor.tasks.data import Data, TokenRows
 from compressor.tasks.task_kind import kind_of
+from compressor.training import mixed_precision
+from pipelines.engine.preflight import check_inputs, make_plan
+from pipelines.engine.runner import run_pipeline
+from pipelines.engine.stage import Inputs
+from pipelines.file.config import load_pipeline
+from pipelines.reporting.gather import trainable_rows
+from pipelines.reporting.tables import trainable
 from pipelines.stages.trainings import rows_of, schedule_of
 from pipelines.stages.tune.config import TuneConfig
+from tests.tiny import write_pipeline
 
 
 @pytest.mark.parametrize(
@@ -50,3 +59,42 @@ def test_smoothed_labels_are_those_of_the_training_alone(smoothing):
     expected = functional.cross_entropy(logits, labels, label_smoothing=smoothing or 0.0)
     assert torch.equal(trained.kinds[0].loss(logits, labels), expected)
     assert torch.equal(data.kind.loss(logits, labels), functional.cross_entropy(logits, labels))
+
+
+FAST = {"method": "lora", "rank": 2, "epochs": 1, "learning_rate": 0.02, "batch_size": 8}
+CUT = {"prune": {"structure": "neurons", "criterion": "random", "remove": 3}}
+
+
+def of_precision(folder, **keys):
+    """A pipeline with a tune and a recover, and these keys in both."""
+    stages = [{"tune": {**FAST, **keys}}, CUT, {"recover": {**FAST, **keys}}, {"merge": {}}]
+    return load_pipeline(write_pipeline(folder, stages=stages, rows=24))
+
+
+def test_bf16_changes_what_is_trained_and_the_report_tells_it(tmp_path, monkeypatch):
+    """On any machine: the control is trained so, too; a precision that is fp32 anyway changes nothing."""
+    monkeypatch.setattr(mixed_precision, "multiplies_bf16", lambda: True)
+    runs = {
+        name: run_pipeline(of_precision(tmp_path / str(name), **({"precision": name} if name else {})), tmp_path / "out")
+        for name in (None, "fp32", "bf16")
+    }
+    plain, same, narrow = (run.artifacts["recover"].metadata for run in runs.values())
+    assert plain["losses"] == same["losses"] != narrow["losses"]
+    assert plain["control"]["losses"] == same["control"]["losses"] != narrow["control"]["losses"]
+    assert "precision" not in plain and narrow["precision"] == narrow["control"]["precision"] == "bf16"
+    notes = {}
+    for name, run in runs.items():
+        inputs = Inputs(base=None, task=None, seed=0, artifacts=tuple(run.artifacts.values()))
+        notes[name] = trainable({"trainable": trainable_rows(inputs, dense_parameters=10_000)}).note
+    assert "Matrix products of tune and recover were computed in bf16" in notes["bf16"]
+    assert "bf16" not in notes["fp32"] == notes[None]
+
+
+@pytest.mark.parametrize("stage", ["tune", "recover"])
+def test_bf16_is_refused_where_it_would_be_emulated(stage, tmp_path, monkeypatch):
+    monkeypatch.setattr(mixed_precision, "multiplies_bf16", lambda: False)
+    keys = {"precision": "bf16"}
+    stages = [{"tune": {**FAST, **(keys if stage == "tune" else {})}}, CUT, {"recover": {**FAST, **keys}}, {"merge": {}}]
+    pipeline = load_pipeline(write_pipeline(tmp_path, stages=stages, rows=24))
+    with pytest.raises(UserErrors, match=r"E904 .*precision: bf16 is slower than fp32 here"):
+        make_plan(check_inputs(pipeline))

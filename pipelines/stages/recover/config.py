@@ -29,7 +29,7 @@ from pipelines.stages.training_config import (
     on_of,
     trains_base,
 )
-from pipelines.stages.training_plan import counted, estimate, planned
+from pipelines.stages.training_plan import counted, estimate, planned, require_precision
 
 DENSE = "dense"
 """The word for the teacher that needs no path."""
@@ -230,6 +230,7 @@ def trained_on(entry: Entry, earlier: tuple[Entry, ...]) -> On:
 def plan(config: RecoverConfig, plan: Plan) -> Plan:
     """Plan: `same` trains all existing deltas. Its count is an upper bound where pruning has removed entries of Ω, or the
     network of a reparametrized prefix is dropped, and a lower one with `deselected: freeze`: all that ever moved goes on."""
+    require_precision(config)
     if config.method == "same":
         count = sum(trained.continued(plan.shape) for trained in plan.trained)
         return replace(plan, trainable=(*plan.trainable, ("recover", count)))

@@ -27,7 +27,7 @@ from pipelines.stages.training_config import (
     method_problems,
     methods_with,
 )
-from pipelines.stages.training_plan import counted, estimate, planned
+from pipelines.stages.training_plan import counted, estimate, planned, require_precision
 
 
 class TuneConfig(TrainingConfig):
@@ -79,6 +79,7 @@ def check(config: TuneConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
 
 
 def plan(config: TuneConfig, plan: Plan) -> Plan:
+    require_precision(config)
     trained, shape = planned(config, config.method, plan)
     if tasks := compression_of(plan.model).tasks:
         trained = replace(trained, options=config.of_tasks(trained.options, len(tasks.names)))

@@ -19,7 +19,16 @@ from pipelines.engine.stage import TASKS, Inputs, Workspace
 from pipelines.stages.generated_texts import with_texts
 from pipelines.stages.loading import judge_rows, load_data, score_tests
 from pipelines.stages.training_verdicts import verdicts
-from pipelines.stages.trainings import load_options, rows_of, schedule_of, settings_of, stepping, together, with_start
+from pipelines.stages.trainings import (
+    load_options,
+    rounded_in,
+    rows_of,
+    schedule_of,
+    settings_of,
+    stepping,
+    together,
+    with_start,
+)
 from pipelines.stages.tune.config import TuneConfig
 
 TEMPERATURE = 10.0
@@ -65,6 +74,7 @@ def tune_tasks(config: TuneConfig, inputs: Inputs, workspace: Workspace) -> dict
         "trainable": {**trainable, **trained_parts(model)},
         "formula": row.formula,
         "losses": losses,
+        **rounded_in(config),
         **settings_of(row, options, model),
         **({"combine": options.combine} if row.task_masks else {}),
         "temperature": temperature,
