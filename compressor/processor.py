@@ -13,6 +13,8 @@ INSTRUCTIONS = (
     *("asimd", "asimddp", "i8mm", "bf16", "sve", "sve2"),
 )
 """Processor flags that decide which fp32, bf16 and int8 kernels are used, on x86 and ARM."""
+BF16 = ("amx_bf16", "avx512_bf16", "bf16")
+"""Those that multiply in bf16: on x86, and on ARM the last."""
 CGROUP = Path("/sys/fs/cgroup")
 """Where control groups are mounted."""
 MEMBERSHIP = Path("/proc/self/cgroup")

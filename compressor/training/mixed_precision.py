@@ -12,18 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compressor.processor import processor
+from compressor.processor import BF16, processor
 from compressor.training.schedule import Precision
-
-INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "bf16")
-"""Processor flags, one of which multiplies in bf16: on x86, and on ARM the last."""
 
 
 def multiplies_bf16() -> bool:
     """Whether trainings here have bf16 in hardware: the GPU, if torch finds one, else the processor."""
     if torch.cuda.is_available():
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    return bool({*INSTRUCTIONS} & {*processor()["instructions"]})
+    return bool({*BF16} & {*processor()["instructions"]})
 
 
 def computed(model: nn.Module, inputs: Mapping[str, Tensor], precision: Precision) -> Any:

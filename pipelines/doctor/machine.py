@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from compressor.processor import cpu_quota, free_memory, memory_limit, physical_cores, processor
+from compressor.processor import BF16, cpu_quota, free_memory, memory_limit, physical_cores, processor
 from export.runtimes.runtime_registry import RUNTIMES
 from pipelines.doctor.findings import FAULT, GIGABYTE, OK, WARNING, Finding
 
@@ -35,8 +35,9 @@ def instructions() -> Iterator[Finding]:
     else:
         yield Finding("int8", OK, "in hardware" + (", with AMX tiles" if "amx_int8" in names else ""))
     able = [row.title for row in RUNTIMES.values() if names & set(row.instructions.get("bf16", ()))]
-    if able:
-        yield Finding("bf16", OK, f"in hardware: export writes it for {' and '.join(able)}")
+    exported = [f"export writes it for {' and '.join(able)}"] if able else []
+    if names & {*BF16}:
+        yield Finding("bf16", OK, f"in hardware: {', '.join([*exported, 'trainings take less time with precision: bf16'])}")
 
 
 def threads() -> Iterator[Finding]:

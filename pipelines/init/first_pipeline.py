@@ -148,6 +148,8 @@ stages:
       learning_rate: 1.0e-3
       # rows of a step; fewer take less memory
       batch_size: {_batch(facts)}
+      # less time, in recover too, on a GPU or a CPU that multiplies in it (`compress doctor` tells):
+      # precision: bf16
 """
 
 

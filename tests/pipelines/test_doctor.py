@@ -153,12 +153,23 @@ def test_int8_without_vnni_is_a_warning(flags, status, monkeypatch):
     assert {one.name: one.status for one in machine.instructions()}["int8"] == status
 
 
-@pytest.mark.parametrize(("flags", "told"), [(["avx512_bf16"], True), (["amx_bf16"], True), (["bf16"], False), ([], False)])
-def test_bf16_is_offered_where_a_runtime_computes_it(flags, told, monkeypatch):
-    """On ARM none does; and int8 files compute fp32 around it (docs/export.md says why)."""
+EXPORTED, TRAINED = "export writes it for OpenVINO", "trainings take less time with precision: bf16"
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["avx512_bf16"], f"in hardware: {EXPORTED}, {TRAINED}"),
+        (["amx_bf16"], f"in hardware: {EXPORTED}, {TRAINED}"),
+        (["bf16"], f"in hardware: {TRAINED}"),
+        ([], None),
+    ],
+)
+def test_bf16_is_offered_for_what_computes_it(flags, told, monkeypatch):
+    """On ARM no runtime does; and int8 files compute fp32 around it (docs/export.md says why)."""
     monkeypatch.setattr(machine, "processor", lambda: {"cpu": "x", "instructions": flags, "cores": 2})
     found = {one.name: one.what for one in machine.instructions()}
-    assert found.get("bf16") == ("in hardware: export writes it for OpenVINO" if told else None)
+    assert found.get("bf16") == told
 
 
 def test_a_look_that_fails_is_a_finding(monkeypatch, tmp_path):
