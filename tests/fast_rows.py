@@ -92,6 +92,7 @@ A_THIRD = (
     "test_a_task_comes_back_bit_equal",
     "test_what_is_left_of_a_pruned_model_can_be_scored",
     "test_loss_criteria_are_the_first_order_change_of_the_loss",
+    "test_loss_criteria_of_weights_are_the_first_order_change_of_the_loss",
     "test_reconstruction_is_the_error_of_a_refit_without_the_unit",
     "test_no_record_at_all",
     "test_states_that_are_kept_change_nothing",

@@ -161,7 +161,7 @@ def test_scores_are_what_they_say(criterion):
 
 
 @pytest.mark.parametrize("criterion", ["taylor", "fisher"])
-def test_loss_criteria_are_the_first_order_change_of_the_loss(architecture, criterion):
+def test_loss_criteria_of_weights_are_the_first_order_change_of_the_loss(architecture, criterion):
     """Against central differences: shrink one weight of W + ΔW by ε, batch by batch."""
     model = tuned(tiny(architecture), "lora")
     batches = [(encoding(), LABELS), (encoding(2, 7), LABELS[:2])]
