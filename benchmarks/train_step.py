@@ -106,6 +106,11 @@ NARROW = " bf16"
 """Suffix of a contender in bf16."""
 
 
+def narrow(name: str) -> str:
+    """A contender in bf16."""
+    return f"{name}{NARROW}"
+
+
 def made(name: str, folder: Path) -> tuple[nn.Module, Precision]:
     """The model of a contender, and the precision of its matrix products."""
     return CONTENDERS[name.removesuffix(NARROW)](folder), "bf16" if name.endswith(NARROW) else "fp32"
@@ -175,8 +180,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--only", help="some contenders, comma-separated; peft's LoRA and its control always run")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--precisions", default="fp32", help="fp32, or fp32,bf16")
-    parser.add_argument("--memory-of", help=argparse.SUPPRESS)
+    parser.add_argument("--precisions", default="fp32", choices=["fp32", "fp32,bf16"])
+    parser.add_argument("--memory-of", choices=[*CONTENDERS, *map(narrow, CONTENDERS)], help=argparse.SUPPRESS)
     options = parser.parse_args()
     folder = resolve(options.model).folder
     if options.memory_of:
@@ -184,7 +189,7 @@ def main() -> None:
         return
     names = [name for name in CONTENDERS if not options.only or name in (*CONTROL, *options.only.split(","))]
     if "bf16" in options.precisions:
-        names += [f"{name}{NARROW}" for name in names if name != CONTROL[1]]
+        names += [narrow(name) for name in names if name != CONTROL[1]]
     steps = {name: stepper(*made(name, folder), options.batch, options.length) for name in names}
     times = interleaved(steps, options.rounds)
     baseline = statistics.median(times["peft LoRA"])

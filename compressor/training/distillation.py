@@ -70,7 +70,8 @@ class HiddenTeacher:
             teacher_outputs = computed(teacher, inputs, precision)
         with _states(self.ours) as ours:
             outputs = computed(model, inputs, precision)
-        logits, taught = widened(outputs.logits), widened(teacher_outputs.logits) if self.logits else None
+        logits = widened(outputs.logits)
+        taught = widened(teacher_outputs.logits) if self.logits else None
         loss = kind.loss(logits, labels) if taught is None else kind.distillation(logits, taught, labels)
         if self.weight:
             masks = [layer.token_mask(inputs) for layer in self.layers]

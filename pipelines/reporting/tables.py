@@ -187,7 +187,7 @@ def trainable(report: Record) -> ReportTable:
         Column("of dense", "r", lambda row: f"{significant(100 * row['share_of_dense'])} %"),
     ]
     note = "r rank, m × n a matrix, |Ω| the chosen positions. Counted on the live model; a task head is always trained: apart."
-    if rounded := [row["stage"] for row in report["trainable"] if row.get("precision", "fp32") != "fp32"]:
+    if rounded := [row["stage"] for row in report["trainable"] if row["precision"] != "fp32"]:
         note += f" Matrix products of {' and '.join(rounded)} were computed in bf16, all else in fp32."
     return made("trainable", "What was trained", columns, report["trainable"], note)
 

@@ -16,8 +16,7 @@ from compressor.training.schedule import Schedule
 from compressor.training.trainer import train
 from compressor.training.unfinished import changing
 from tests.compressor.conftest import PLAN, TRIED, encoding, logits, prepared, tiny, tuned
-from tests.compressor.test_training import MODULES
-from tests.compressor.training_parts import many, mixture, rows_of
+from tests.compressor.training_parts import MODULES, many, mixture, rows_of
 
 NARROW = Schedule(epochs=3, learning_rate=5e-3, mask_learning_rate=3e-2, batch_size=8, seed=4, precision="bf16")
 
