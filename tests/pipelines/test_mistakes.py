@@ -81,6 +81,21 @@ def within(select: str, tune: str, then: str = "") -> Callable[[Path], object]:
     return rewrite(PIPELINE.split("  - select")[0] + stages + then)
 
 
+def of_rows(kind: str, row: object, split: str = "train", **keys: object) -> Callable[[Path], object]:
+    """A task of another kind: two sound rows in each file, and this one behind those of a split."""
+    sound = [{"sentence": "a b", "label": 0.5 if kind == "regression" else "c 1"}] * 2
+    task = {"kind": kind, "train": "train.jsonl", "validation": "dev.jsonl", "text": "sentence", "label": "label", **keys}
+    stages = [{"tune": {"method": "lora"}}, {"merge": None}]
+
+    def change(path: Path) -> None:
+        for name in ("train", "dev"):
+            rows = [*sound, row] if name == split else sound
+            path.with_name(f"{name}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+        path.write_text(json.dumps({"name": "tiny", "model": "./model", "task": {**task, "max_length": 32}, "stages": stages}))
+
+    return change
+
+
 def weights(keys: str) -> tuple[str, str]:
     """An item of single weights with these keys instead of the heads."""
     return "{structure: heads, criterion: delta, remove: 1}", f"{{structure: weights, {keys}}}"
@@ -507,6 +522,11 @@ MISTAKES = [
         "E411 {file}:6: stages[1].tune: modules: everything is not possible with method dsee",
     ),
     Mistake(
+        "everything with child pruning",
+        rewrite(WITHOUT_SELECT.replace("rank: 4", "method: child_tuning, child: pruning, budget: 9, modules: everything")),
+        "E411 {file}:5: stages[0].tune: modules: everything is not possible with method child_tuning",
+    ),
+    Mistake(
         "everything trained, less chosen",
         within("score: random, scope: global, count: 4, modules: everything", "modules: all"),
         "E404 {file}:6: stages[1].tune.modules: select chose positions in everything, which is not tuned",
@@ -807,6 +827,23 @@ MISTAKES = [
         "a folder of a data set that is not there",
         ("train: train.tsv", "train: hub:./sets/train"),
         "E231 {file}:3: task.train: hub:./sets/train: no folder {folder}/sets. Paths are relative to the pipeline file",
+    ),
+    Mistake(
+        "a score that is no number",
+        of_rows("regression", {"sentence": "a b", "label": float("nan")}),
+        "E207 {folder}/train.jsonl:3: column 'label' holds nan",
+    ),
+    Mistake(
+        "no target",
+        of_rows("generation", {"sentence": "a b", "label": []}),
+        "E207 {folder}/train.jsonl:3: column 'label' holds []",
+    ),
+    Mistake(
+        "an answer that cannot be read",
+        of_rows(
+            "generation", {"sentence": "a b", "label": "none"}, "dev", decode={"answer": "number", "metrics": ["exact_match"]}
+        ),
+        "E240 {folder}/dev.jsonl:3: ",
     ),
     Mistake("a broken row", ("\tclass1\n", "class1\n"), "E210 {file}:3: 1 fields where the header has 2", file="train.tsv"),
     Mistake(
