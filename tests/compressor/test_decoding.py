@@ -62,6 +62,7 @@ def value(key: str, texts, references) -> float:
         ("nist", [TROOPS], [ACTIONS], 1.46),
         ("meteor", [GUIDE], [ACTIONS], 69.44),
         ("rouge_1", *FOX, 70.59),
+        ("rouge_2", *FOX, 26.67),
         ("rouge_l", *FOX, 58.82),
         ("exact_match", DOGS, DOG_REFERENCES, 33.33),
     ],

@@ -246,16 +246,20 @@ for row, (first, last) in enumerate(((4, 8), (1, 6), (2, 4))):
 
 @pytest.mark.parametrize("architecture", DECODERS)
 def test_the_loss_is_that_of_transformers_a_row(architecture):
-    """Which shifts the labels itself; rows are meaned on their own, so that a short one counts as much as a long one."""
-    model, each = decoder(architecture), []
+    """Which shifts the labels itself; rows are meaned on their own, so that a short one counts as much as a long one.
+    Smoothed labels are torch's."""
+    model, each, smooth = decoder(architecture), [], []
     with torch.no_grad():
         logits = model(**ENCODING).logits
         for row in range(3):
+            known = LABELS[row] != IGNORED
+            smooth.append(functional.cross_entropy(logits[row][known], LABELS[row][known], label_smoothing=0.1))
             alone = {key: value[row : row + 1] for key, value in ENCODING.items()}
             shifted = functional.pad(LABELS[row : row + 1, :-1], (1, 0), value=IGNORED)
             each.append(model(**alone, labels=shifted).loss)
     assert torch.allclose(KIND.loss(logits, LABELS), torch.stack(each).mean().double(), atol=1e-6)
     assert torch.allclose(KIND.loss(logits, LABELS, "sum"), torch.stack(each).sum().double(), atol=1e-6)
+    assert torch.allclose(KIND.with_smoothing(0.1).loss(logits, LABELS), torch.stack(smooth).mean(), atol=1e-6)
 
 
 def test_distillation_is_at_the_labels_alone():

@@ -147,6 +147,7 @@ KIND = TaskKind(
     loss=loss,
     distillation=distillation_loss,
     imitation=imitation_loss,
+    smooths=True,
     metrics=(
         Metric("likelihood", "likelihood of a token", likelihood, " %", in_perplexity, TIMED),
         LOG_LIKELIHOOD,

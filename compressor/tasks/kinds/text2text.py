@@ -79,5 +79,4 @@ KIND = replace(
     metrics=tuple(replace(metric, note=TIMED if metric.note else "") for metric in generation.KIND.metrics),
     auto_class=TEXT2TEXT,
     encode=encode,
-    smooths=True,
 )
