@@ -198,6 +198,7 @@ def test_recipes_are_sound():
     assert (paper["select"].setting, repository["select"].setting) == (None, "released_rank1")
     assert repository["select"].places == paper["select"].places
     assert (repository["tune"].rank, repository["tune"].alpha, repository["recover"].method) == (16, 32, "same")
+    assert all((repository[stage].warmup, repository[stage].keep_best) == (0, True) for stage in ("tune", "recover"))
 
 
 INSERTED = {
