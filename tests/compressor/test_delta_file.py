@@ -167,7 +167,7 @@ ROBERTA, T5, DEPTH = 124_600_000, 222_900_000, 12
 
 
 def test_bit_level_storage_as_published():
-    """ProPETL tables 1 and 2 as methods.md 2.4 recomputes them: RoBERTa-base, 12 layers; T5-base, 24 layers and 8 tasks."""
+    """ProPETL tables 1 and 2, recomputed: RoBERTa-base, 12 layers; T5-base, 24 layers and 8 tasks."""
     percent = lambda stored, parameters: 100 * stored.share(parameters)  # noqa: E731
     assert percent(bits.shared_adapter(768, 64, DEPTH), ROBERTA) == pytest.approx(0.109, abs=5e-4)
     assert percent(bits.adapters(768, 64, DEPTH), ROBERTA) == pytest.approx(0.955, abs=5e-4)

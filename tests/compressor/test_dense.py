@@ -317,7 +317,7 @@ def test_a_cut_on_either_side_of_the_projection(cut, tmp_path):
 
 
 def test_the_projection_raises_the_loss(tmp_path):
-    """methods.md 4.5: what was learned with all places is worse with few of them, and the rest has to be learned again."""
+    """What was learned with all places is worse with few of them, and the rest has to be learned again."""
 
     class Project(TrainerCallback):
         losses = ()
@@ -343,7 +343,7 @@ def test_the_projection_raises_the_loss(tmp_path):
 
 
 def test_the_projection_is_not_continuous():
-    """methods.md 4.5: two points 1e-6 apart keep different places, so their projections lie far apart."""
+    """Two points 1e-6 apart keep different places, so their projections lie far apart."""
     kept, projected = [], []
     for nudge in (0.0, 1e-6):
         _, link = link_of(Gated, 1, 0.0)

@@ -21,7 +21,7 @@ from tests.compressor.conftest import encoding, tiny
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 5000), st.integers(1, 400), st.sampled_from(["exact", "cohorts"]))
 def test_the_whole_budget_is_spent_and_never_more(budget, steps, schedule):
-    """methods.md 3.7: sum u_t = B for any B and T, B < T too; the released code crashes there or overshoots."""
+    """ID3 section 3: Σ u_t = B for any B and T, B < T too; the released code crashes there or overshoots."""
     targets = growth_targets(budget, steps, schedule)
     counts = list(targets.values())
     assert counts[-1] == budget
@@ -233,7 +233,7 @@ def offsets(matrices) -> list[int]:
 
 
 def test_a_late_scalar_starts_like_an_early_one():
-    """Its first update is lr · sign(g): with a shared step count it would be up to 3.16 times that (methods.md 3.2)."""
+    """Its first update is lr · sign(g): with a shared step count it would be up to 3.16 times that."""
     model = tiny("bert")
     plant(model, Growth(matrices_of(model, ("query",)), 4, heuristic=Heuristic()))
     growth = model.growth

@@ -146,7 +146,7 @@ def test_delta_of_leaves_the_mask_out():
 
 
 def test_dsee_counts_of_the_paper():
-    """methods.md 1.1: BERT-base, query and value of 12 layers: 589,824 + 384 at rank 16, 294,912 at rank 8."""
+    """DSEE table 1: BERT-base, query and value of 12 layers: 589,824 + 384 at rank 16, 294,912 at rank 8."""
     row = method_row("dsee")
     bert = ModelShape(768, (LayerShape(12, 64, 3072),) * 12, other=0, head=0, head_macs=0)
     count = lambda rank, places: row.count(bert, Options(rank=rank), places)  # noqa: E731

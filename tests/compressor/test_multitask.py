@@ -57,7 +57,7 @@ GLUE = {"rte": 2490, "mrpc": 3668, "stsb": 5749, "cola": 8551, "sst2": 67349, "q
 
 
 def test_probabilities_at_temperature_ten():
-    """methods.md 2.3: rte .096 mrpc .100 stsb .105 cola .109 sst2 .134 qnli .140 qqp .158 mnli .159."""
+    """Shares of the sampled tasks: rte .096 mrpc .100 stsb .105 cola .109 sst2 .134 qnli .140 qqp .158 mnli .159."""
     printed = [0.096, 0.100, 0.105, 0.109, 0.134, 0.140, 0.158, 0.159]
     assert probabilities(list(GLUE.values()), 10.0) == pytest.approx(printed, abs=6e-4)  # stsb is .1045
 
@@ -117,7 +117,7 @@ def test_the_order_follows_from_seed_and_step_alone():
 
 @pytest.mark.parametrize(("shared", "architecture"), PAIRS)
 def test_trained_scalars_are_the_closed_form(shared, architecture):
-    """n + n'(L + T), L blocks of encoder and decoder: T5 has 2L (methods.md 2.3), and one prototype for both."""
+    """n + n'(L + T), L blocks of encoder and decoder: T5 has 2L, and one prototype for both."""
     model, options = many(architecture, shared=shared)
     counts, parts, head = trainable_counts(model), trained_parts(model), compression_of(model).head_parameters
     assert counts["body"] == method_row("propetl").count(shape_of(model), options, 0) == sum(parts.values())
@@ -130,7 +130,7 @@ def test_trained_scalars_are_the_closed_form(shared, architecture):
 
 @pytest.mark.parametrize(("shared", "architecture"), [("adapter", "bert"), ("lora", "t5"), ("prefix", "gpt2")])
 def test_no_tensor_is_a_layer_mask_and_a_task_mask(shared, architecture):
-    """methods.md 2.3: the released code ties the layer mask of encoder block 0 to the last task's mask, and orphans others."""
+    """The released code of ProPETL ties the layer mask of encoder block 0 to the last task's mask, and orphans others."""
     model, _ = many(architecture, shared=shared)
     trained = {id(p) for p in model.parameters() if p.requires_grad}
     views = [module for module in model.modules() if isinstance(module, Masked)]
@@ -161,7 +161,7 @@ def prototype_views(model) -> list[Masked]:
 
 
 def test_under_or_a_task_score_learns_only_where_a_layer_mask_is_off():
-    """dL/dm_t = Σ_l g_l (1 - m_l) (methods.md 2.3), summed over the blocks that the task's scores are tied over."""
+    """dL/dm_t = Σ_l g_l (1 - m_l), summed over the blocks that the task's scores are tied over."""
     model, _ = many(keep=0.3)
     views = prototype_views(model)
     weights = [torch.randn_like(view.prototype.down) for view in views]
@@ -306,7 +306,7 @@ def deep_t5(hidden: int, count: int, bottleneck: int):
 
 def test_eight_tasks_cost_on_disk_what_the_formula_says(tmp_path):
     """ProPETL table 2: 24 layer masks and 8 task masks over one prototype, .01107 % and .00108 % a task of T5-base at bn 64 and
-    bn 6 (methods.md 2.4). The files of a small T5 of this shape hold exactly that formula's bits, beside heads and headers.
+    bn 6. The files of a small T5 of this shape hold exactly that formula's bits, beside heads and headers.
     """
     t5_base = 222_900_000
     assert 100 * bits.shared_adapter(768, 64, 24 + 8).share(t5_base) / 8 == pytest.approx(0.01107, abs=5e-6)

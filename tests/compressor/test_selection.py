@@ -132,7 +132,7 @@ def test_clipping_is_per_batch(architecture):
 
 @pytest.mark.parametrize(("exp", "expected"), [(-1.0, [2.0, 12.0]), (0.0, [2.0, 4.0]), (2.0, [2.0, 4 / 9])])
 def test_the_heuristic_of_id3_by_hand(exp, expected):
-    """H = |g| / (|θ| + ε)^exp with θ = 0 and -2, g = -2 and 4, ε = 1 (methods.md 3.1)."""
+    """H = |g| / (|θ| + ε)^exp with θ = 0 and -2, g = -2 and 4, ε = 1 (ID3, section 3)."""
     got = Heuristic(exp, 1.0)(torch.tensor([-2.0, 4.0]), torch.tensor([0.0, -2.0]))
     assert torch.allclose(got, torch.tensor(expected))
 

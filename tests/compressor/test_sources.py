@@ -20,7 +20,7 @@ DOUBLE = torch.float64
 
 @pytest.mark.parametrize(("size", "keep", "kept"), [(10, 0.3, 3), (7, 0.5, 4), (5, 1.0, 5), (8, 0.5, 4)])
 def test_kept_counts_as_the_authors_count(size, keep, kept):
-    """methods.md 2.1: n - int((1 - k) n); n=10, k=.3 -> 3; n=7, k=.5 -> 4."""
+    """The size of a mask: n - int((1 - k) n); n=10, k=.3 -> 3; n=7, k=.5 -> 4."""
     assert kept_count(size, keep) == kept
     assert int(straight_through(torch.randn(size), keep).sum()) == kept
 
@@ -39,7 +39,7 @@ def test_the_largest_are_kept_whatever_the_ties_and_the_layout(count, seed, tran
 
 
 def test_the_gradient_passes_straight_through():
-    """dL/ds = dL/d(w·m) · w · sign(s), dL/dw = dL/d(w·m) · m (methods.md 2.1), also by finite differences."""
+    """dL/ds = dL/d(w·m) · w · sign(s), dL/dw = dL/d(w·m) · m, also by finite differences."""
     generator = torch.Generator().manual_seed(0)
     w, s, g = (torch.randn(6, 4, generator=generator, dtype=DOUBLE) for _ in range(3))
     w.requires_grad_(True)
@@ -73,7 +73,7 @@ def masked(task: bool, combine: str = "or", keep: float = 0.3) -> Masked:
     ],
 )
 def test_hybrid_masks(combine, table, layer_gradient):
-    """Truth tables, and whom the gradient reaches: under OR a mask that is on leaves the other none (methods.md 2.3)."""
+    """Truth tables, and whom the gradient reaches: under OR a mask that is on leaves the other none."""
     source = masked(True, combine)
     layer, task = source.layer.mask("down").bool(), source.task.mask("down").bool()
     mask = source.mask("down")
@@ -85,7 +85,7 @@ def test_hybrid_masks(combine, table, layer_gradient):
 
 
 def test_or_of_two_masks_of_three_tenths_is_about_half_dense():
-    """1 - 0.7² = 0.51 (methods.md 2.3)."""
+    """1 - 0.7² = 0.51."""
     assert masked(True).mask("down").mean().item() == pytest.approx(0.51, abs=0.02)
 
 

@@ -396,7 +396,7 @@ def test_matthews_by_hand():
 
 
 def test_more_rows_than_there_are_come_again_in_another_order():
-    """SAM's burn-in: 600 batches of 16 whatever the rows (methods.md 4.2), here of CB's 250."""
+    """SAM's burn-in: 600 batches of 16 whatever the rows, here of CB's 250."""
     rows = TokenRows(
         [{"input_ids": [number, 3], "attention_mask": [1, 1]} for number in range(250)],
         np.arange(250),

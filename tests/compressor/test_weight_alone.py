@@ -46,7 +46,7 @@ def test_the_mask_hides_the_weight_and_leaves_the_delta(architecture):
 
 
 def test_it_is_as_sparse_as_the_paper_counts_only_while_base_and_delta_are_apart():
-    """DSEE's share of the pooled matrices, which a merge would fill (methods.md 1.3)."""
+    """DSEE's share of the pooled matrices, which a merge would fill."""
     model, matrices = pruned()
     entries = sum(matrix.original.numel() for matrix in matrices)
     row = next(row for row in densities(model) if row.pattern)
