@@ -237,7 +237,8 @@ class Method:
 
     def reaches_everything(self, options: object) -> bool:
         """Whether the selected variant trains values on Ω alone, which may then lie in any parameter of the base."""
-        chooses = self.uses_omega and not self.omega_kinds and self.needs_budget(options)
+        # what is projected onto Ω after each step is trained as whole matrices
+        chooses = self.uses_omega and "projection" not in self.strategies and self.needs_budget(options)
         return not self.low_rank and options.on == "weights" and (chooses or self.takes_places(options))
 
     def needs_budget(self, options: object) -> bool:
