@@ -100,7 +100,7 @@ def _tables(result: SweepResult, trials: Sequence[SweepTrial]) -> list[tuple[str
     if result.costs:
         title = ", ".join(result.titles) or "setting"
         rows = [
-            (name, ", ".join(setting) or "all", f"{value:,.10g}")
+            (name, ", ".join(setting) or "all", f"{value:,.0f}" if value >= 1000 else f"{value:.10g}")
             for name, values in result.costs.items()
             for setting, value in values.items()
         ]
