@@ -29,7 +29,7 @@ HARNESS = {
 
 
 def run_harness(row: str, model_type: str, names: tuple[str, ...], where: list[str]) -> None:
-    options = ["-k", f"{model_type} and ({' or '.join(names)})", "-p", "no:cacheprovider", "-rA"]
+    options = ["-m", "slow or not slow", "-k", f"{model_type} and ({' or '.join(names)})", "-p", "no:cacheprovider", "-rA"]
     command = [sys.executable, "-c", ADDED, row, *where, *options]
     done = subprocess.run(command, capture_output=True, text=True, cwd=DOCS.parents[1], timeout=900, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
