@@ -106,7 +106,8 @@ def test_a_peer_that_is_not_in_the_table(tmp_path, capsys):
 @pytest.mark.slow
 def test_the_files_of_a_run_without_peers(tmp_path, monkeypatch):
     stages = [
-        {"tune": {"method": "lora", "rank": 2, "epochs": 1}},
+        # outputs that hardly differ between rows are lost in the rounding of int8
+        {"tune": {"method": "full", "epochs": 3, "learning_rate": 5e-3, "batch_size": 8}},
         {"prune": {"structure": "heads", "criterion": "weight", "remove": 1}},
         {"merge": None},
         {"export": {"precision": ["fp32", "int8"], "runtime": ["onnxruntime", "openvino"]}},
