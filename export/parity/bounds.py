@@ -42,8 +42,9 @@ class Bound:
 
 
 BOUNDS = {
-    # PyTorch, pruned against masked: the same sums in another order
-    "removed": Bound(difference=1e-4),
+    # PyTorch, pruned against masked: the same sums in another order. On a GPU, whose kernels change with the shape, a logit of
+    # twelve layers moved by 1.2e-4 (docs/results/papers_dsee_table6_mpnet.md)
+    "removed": Bound(difference=1e-4, relative=True),
     "removed, generated": Bound(difference=1e-4, relative=True, of_row=True),
     # PyTorch, merged against unmerged: the computed weight itself is kept
     "merged": Bound(difference=0.0),

@@ -261,11 +261,12 @@ def test_a_different_shape_and_no_rows_fail():
     assert not compare("hop", "int8", LOGITS[:0], LOGITS[:0], LABELS[:0]).passed
 
 
-def test_large_logits_get_a_relative_bound():
+@pytest.mark.parametrize(("kind", "relative"), [("fp32", True), ("removed", True), ("served", False)])
+def test_large_logits_get_a_relative_bound_where_other_kernels_compute_them(kind, relative):
     large = LOGITS * 1000
-    shifted = large * (1 + 5e-5)
-    assert compare("export", "fp32", large, shifted, LABELS).passed
-    assert not compare("export", "removed", large, shifted, LABELS).passed
+    assert compare("hop", kind, large, large * (1 + 5e-5), LABELS).passed == relative
+    assert not compare("hop", kind, large, large * (1 + 5e-4), LABELS).passed
+    assert not compare("hop", kind, LOGITS, LOGITS + np.float32(1e-2), LABELS).passed
 
 
 def test_the_interval_is_of_the_paired_difference():

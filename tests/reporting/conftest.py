@@ -144,8 +144,8 @@ STAGES = {
         ],
         "kept": KEPT, "quality": quality(0.82375), "merged": False, "weights_moved": False,
         "parity": [
-            parity("heads masked -> removed", "removed", 1.43e-6, "|Δlogit| <= 0.0001"),
-            parity("neurons masked -> removed", "removed", 9.1e-7, "|Δlogit| <= 0.0001"),
+            parity("heads masked -> removed", "removed", 1.43e-6, "|Δlogit| <= 0.0001 x max(1, |logit|)"),
+            parity("neurons masked -> removed", "removed", 9.1e-7, "|Δlogit| <= 0.0001 x max(1, |logit|)"),
         ],
     }),
     "select-2": ("omega", {"score": "rpca", "count": 16, "modules": list(ALL), "matrices": 36}),
