@@ -31,7 +31,9 @@ def test_a_whole_run(architecture, tmp_path):
     result = run_pipeline(load_pipeline(write_pipeline(tmp_path, stages=WHOLE, model_type=architecture)), tmp_path / "out")
     report = json.loads((tmp_path / "out" / "tiny" / "report.json").read_text())
     assert {hop["kind"] for hop in report["parity"]} == {"removed", "merged", "fp32", "int8", "served"}
-    assert all(hop["passed"] for hop in report["parity"])
+    # int8 of a tiny dense model, which is not shipped, may move more than the gate allows: without VNNI its weights have 7 bits
+    assert all(hop["passed"] for hop in report["parity"] if hop["gated"])
+    assert {hop["kind"] for hop in report["parity"] if hop["gated"]} == {"removed", "merged", "fp32", "int8", "served"}
     model, tokenizer = load(result.artifacts["merge"].folder), tokenizer_of(tmp_path / "model")
     rows = pad([dict(tokenizer(text)) for text in TEXTS], model.config.pad_token_id)
     with torch.no_grad():
