@@ -422,7 +422,8 @@ def test_a_reparametrized_prefix_ends_as_a_plain_one(tmp_path):
     assert {name: tensor.shape for name, tensor in model.state_dict().items()} == {
         name: tensor.shape for name, tensor in plain.state_dict().items()
     }
-    assert all(torch.equal(change.source.read("keys"), computed[index]) for index, change in enumerate(prefixes_of(model)))
+    for index, change in enumerate(prefixes_of(model)):  # on a GPU the network's sums are in another order
+        torch.testing.assert_close(change.source.read("keys"), computed[index], rtol=1e-5, atol=1e-6)
     files = [tmp_path / "settled", tmp_path / "plain"]
     for path, one in zip(files, (model, plain), strict=True):
         delta_file.write(one, path, base="here", base_sha256="0", label_names=["a", "b", "c"])
