@@ -100,6 +100,10 @@ def providers(args):
     """
     if args["model_instance_kind"] != "GPU":
         return ["CPUExecutionProvider"]
+    if "CUDAExecutionProvider" not in ort.get_available_providers():
+        # Triton's stub ignores PYTHONPATH, so it may import another package than the process that started the server
+        folder = os.path.dirname(ort.__file__)
+        raise ValueError(f"this instance is for a GPU, and the server's ONNX Runtime {ort.__version__} in {folder} has no CUDA")
     os.environ.setdefault("ORT_ENABLE_CUDNN_FLASH_ATTENTION", "0")
     ort.preload_dlls()
     options = {"device_id": args["model_instance_device_id"], "use_tf32": "0"}

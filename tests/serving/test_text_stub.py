@@ -286,6 +286,15 @@ def test_settings_of_the_native_backend_are_followed_or_refused(modules, served,
         modules("onnxruntime", "model").TritonPythonModel().initialize({**arguments, "model_instance_kind": kind})
 
 
+def test_an_instance_for_a_gpu_needs_an_onnx_runtime_with_cuda(modules, served, monkeypatch):
+    """Also for bf16, which ONNX Runtime would refuse with words about a missing Add: it falls back to the CPU."""
+    model = modules("onnxruntime", "model").TritonPythonModel()
+    monkeypatch.setattr("onnxruntime.get_available_providers", lambda: ["CPUExecutionProvider"])
+    arguments = served(("input_ids",), "TYPE_INT64", ["logits"], {}) | {"model_instance_kind": "GPU"}
+    with pytest.raises(TRITON.TritonModelException, match=r"the server's ONNX Runtime [\d.]+ in \S+ has no CUDA"):
+        model.initialize({**arguments, "model_instance_device_id": "0"})
+
+
 def test_memory_settings_of_the_native_backend_are_followed(modules, served):
     settings = {"enable_mem_arena": "0", "enable_mem_pattern": "0", "intra_op_thread_count": "3"}
     modules("onnxruntime", "model")
