@@ -13,7 +13,7 @@ from pipelines.reporting.generated import generated_record
 from pipelines.reporting.growth_report import allocation_record
 from pipelines.reporting.kept import layers_left
 from pipelines.reporting.summary import density, gain_steps, summary
-from pipelines.reporting.words import headline, kept_note, left_out_note, notes, rival_note, teacher_note
+from pipelines.reporting.words import headline, kept_note, left_out_note, notes, own_lengths_note, rival_note, teacher_note
 from pipelines.stages.training_verdicts import UNLEARNT, below_constant
 
 NARROWEST = ("int8", "fp16", "bf16", "fp32")
@@ -25,7 +25,8 @@ def gather(inputs: Inputs, measurements: Record) -> Record:
     candidates = measurements["candidates"]
     roles = roles_of(inputs, measurements)
     cells = cells_of(roles["dense"])
-    fastest = rival(inputs, candidates, cells[-1])
+    usable = usable_dense_files(inputs, candidates)
+    fastest = min(usable, key=lambda row: p50(row, cells[-1]), default=None)
     # what full tuning would train: adapters and prefixes of the dense model were added by its tune
     tunable = roles["dense"]["parameters"] - roles["dense"]["inserted"]["parameters"]
     trainable, metric = trainable_rows(inputs, tunable), kind_for(inputs.task).metric
@@ -40,6 +41,7 @@ def gather(inputs: Inputs, measurements: Record) -> Record:
         + teacher_notes(inputs)
         + kept_notes(inputs)
         + rival_note(fastest, roles["compressed"], candidates, cells, measurements["device"])
+        + own_lengths_note(usable, roles["compressed"], candidates)
         + [metric.note] * bool(metric.note)
         + proof_notes(inputs)
         + left_out_note(measurements),
@@ -191,15 +193,14 @@ def roles_of(inputs: Inputs, measurements: Record) -> dict[str, Record]:
     return {**roles, "runtime": runtime} if runtime else roles
 
 
-def rival(inputs: Inputs, candidates: list[Record], cell: tuple[int, int]) -> Record | None:
-    """The fastest dense file at (batch, length), of any exported runtime and precision within its bound: what can be had
-    without compression. None where there is no such file."""
+def usable_dense_files(inputs: Inputs, candidates: list[Record]) -> list[Record]:
+    """The dense files of any exported runtime and precision within its bound, what can be had without compression: the fastest
+    of them is the rival."""
     exported = measured_export(inputs)
     parity = exported.metadata["parity"] if exported else []
     beyond = {record["hop"] for record in parity if not record["passed"]}
     files = [row for row in candidates if row["model"] == "dense" and row["runtime"] in RUNTIMES]
-    sound = [row for row in files if hop_of("dense", row["runtime"], row["precision"]) not in beyond]
-    return min(sound, key=lambda row: p50(row, cell), default=None)
+    return [row for row in files if hop_of("dense", row["runtime"], row["precision"]) not in beyond]
 
 
 def control_record(measurements: Record, compressed: Record, key: str) -> Record | None:

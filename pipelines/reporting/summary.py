@@ -121,15 +121,20 @@ def throughput_row(roles: dict[str, Record], cell: tuple[int, int]) -> Record:
 
 
 def speedup(before: Record, after: Record, cell: tuple[int, int], of: str = "latency") -> Speed:
-    """Speed-up of one candidate over another at (batch, length): p50 over p50, with a 95 % bootstrap interval.
+    """Speed-up of one candidate over another at (batch, length)."""
+    return speed_of(timing(before, cell, of), timing(after, cell, of))
+
+
+def speed_of(before: Record, after: Record) -> Speed:
+    """Speed-up between two timings of the same rounds: p50 over p50, with a 95 % bootstrap interval.
 
     Rounds are interleaved, so both are resampled together.
     """
-    times = np.array([timing(record, cell, of)["samples_ms"] for record in (before, after)])
+    times = np.array([record["samples_ms"] for record in (before, after)])
     draws = np.random.default_rng(0).integers(0, times.shape[1], size=(2000, times.shape[1]))
     slow, fast = np.median(times[:, draws], axis=2)
     low, high = np.percentile(slow / fast, [2.5, 97.5])
-    return Speed(p50(before, cell, of) / p50(after, cell, of), float(low), float(high))
+    return Speed(before["p50"] / after["p50"], float(low), float(high))
 
 
 def quality_row(roles: dict[str, Record], metric: Metric) -> Record:

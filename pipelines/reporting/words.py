@@ -9,6 +9,8 @@ from export.runtimes.runtime import Device
 from export.runtimes.runtime_registry import RUNNABLE, RUNTIMES
 from pipelines.reporting.candidates import Record, find
 from pipelines.reporting.format import (
+    GAIN,
+    factor,
     faster,
     giga,
     hundredths,
@@ -20,7 +22,8 @@ from pipelines.reporting.format import (
     smaller,
     verdict,
 )
-from pipelines.reporting.summary import change_of, control_words, is_pruned, speedup
+from pipelines.reporting.latency_tables import ORDER_WORDS
+from pipelines.reporting.summary import change_of, control_words, is_pruned, speed_of, speedup
 from pipelines.stages.training_plan import PASSES_OF_LABELS
 
 
@@ -182,6 +185,41 @@ def rival_note(
     if find(candidates, "dense", compressed["precision"], compressed["runtime"]) is None:
         unknown += f" No dense file {file_of(compressed)} was measured: it may take less time."
     return [f"Against the fastest dense file, {file_of(rival)}: {speeds}.{unknown}"]
+
+
+def own_lengths_note(usable: list[Record], deployed: Record, candidates: list[Record]) -> list[str]:
+    """Note on the speed over the fastest of the `usable` dense files on rows of their own lengths, in each way they were timed,
+    and on a compressed file that is faster there than the deployed one: fixed shapes may hide both."""
+    speeds, faster_ones = [], []
+    for timed in deployed.get("real_lengths", ()):
+        dense = fastest_on_rows(usable, timed)
+        if dense is None:
+            return []
+        speeds.append(f"{faster(speed_of(pass_of(dense, timed), timed))} {way_of(timed)} ({file_of(dense)})")
+        other = fastest_on_rows([row for row in candidates if row["model"] == "compressed"], timed)
+        gained = speed_of(timed, pass_of(other, timed))
+        if gained.low > 1 and gained.ratio > 1 + GAIN:
+            faster_ones.append(f"{file_of(other)} {way_of(timed)}, by {factor(gained.ratio)}")
+    if not speeds:
+        return []
+    told = f" Of the compressed files another one is faster than the deployed: {', '.join(faster_ones)}." if faster_ones else ""
+    return [f"On rows of their own lengths, against the fastest dense file of each: {', '.join(speeds)}.{told}"]
+
+
+def pass_of(candidate: Record, timed: Record) -> Record:
+    """A candidate's timing of the same rows in the same order and batches."""
+    same = (timed["order"], timed["batch"])
+    return next(row for row in candidate["real_lengths"] if (row["order"], row["batch"]) == same)
+
+
+def fastest_on_rows(candidates: list[Record], timed: Record) -> Record | None:
+    """The fastest of the candidates on the rows of a timing; None where there is none."""
+    return min(candidates, key=lambda row: pass_of(row, timed)["p50"], default=None)
+
+
+def way_of(timed: Record) -> str:
+    """How the rows of a timing were batched: 'in batches of 8 sorted by length'."""
+    return "one by one" if timed["batch"] == 1 else f"in batches of {timed['batch']} {ORDER_WORDS[timed['order']]}"
 
 
 def apart_note(compressed: Record, length: str) -> list[str]:
