@@ -55,7 +55,6 @@ from export.graph.trace import trace  # noqa: E402
 from export.latency.measure import LEAST_ROUNDS, LatencyVariant, Measurement, Unmeasurable, time_shape, workers  # noqa: E402
 from export.latency.worker import encoding  # noqa: E402
 from export.runtimes.onnxruntime import write_onnx  # noqa: E402
-from export.runtimes.openvino import export_openvino  # noqa: E402
 from export.runtimes.runtime_registry import RUNTIMES  # noqa: E402
 from pipelines.engine.environment import accelerator, machine  # noqa: E402
 from pipelines.engine.store import write_atomic  # noqa: E402
@@ -215,7 +214,7 @@ def write(model: nn.Module, folder: Path, kinds: Mapping[str, Kind]) -> None:
         (folder / STATIC).parent.mkdir()
         save_graph(quantized_static(graph, rows), folder / STATIC)
     if precisions := [precision for precision in OPENVINO if openvino_name(precision) in files]:
-        export_openvino(graph, folder, precisions=precisions, rows=rows)
+        RUNTIMES["openvino"].write(graph, folder, precisions=precisions, rows=rows)
 
 
 def quantized_static(graph: onnx.ModelProto, rows: Sequence[Encoding], operators: list[str] | None = None) -> onnx.ModelProto:

@@ -36,7 +36,7 @@ def processor() -> dict[str, Any]:
 
 
 def weight_bits(instructions: Sequence[str] | None = None) -> int:
-    """Bits of a weight in ONNX Runtime's dynamic int8 for these instructions: 8, or 7 without VNNI.
+    """Bits of a weight in int8 files for these instructions: 8, or 7 without VNNI.
 
     Without them x86 adds pairs of 8-bit products in 16 bits, which silently saturate; with 7-bit weights they do not.
     `instructions` are by default those of this machine.

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compressor.arguments import require_all_of
+from compressor.arguments import require_all_of, require_one_of
 from compressor.errors import UserError
+from compressor.processor import weight_bits
 from export.runtimes.runtime import Device, PassProfile, Runtime, TensorSpec
 
 if TYPE_CHECKING:
@@ -59,7 +60,11 @@ class OpenVINO(Runtime):
         excluded: Sequence[str] = (),
         fuse: bool = True,
     ) -> dict[str, Path]:
-        return export_openvino(graph, folder, precisions=precisions, rows=rows, excluded=excluded)
+        bits = self.weight_bits()
+        return export_openvino(graph, folder, precisions=precisions, rows=rows, excluded=excluded, weight_bits=bits)
+
+    def weight_bits(self) -> int:
+        return weight_bits()
 
     def open(self, path: Path, device: Device, threads: int | None, swapped: Mapping[str, np.ndarray]) -> OpenVINOSession:
         if swapped:
@@ -129,16 +134,19 @@ def export_openvino(
     precisions: Sequence[str],
     rows: Sequence[dict[str, np.ndarray]] = (),
     excluded: Sequence[str] = (),
+    weight_bits: int = 8,
 ) -> dict[str, Path]:
     """Write FOLDER/model.xml, model_int8.xml and model_bf16.xml, as in `precisions`; returns precision -> path.
 
     `graph` is the unfused fp32 graph (`export.graph.trace.trace`): the fused operators exist in ONNX Runtime only. `rows`
     are padded batches, int64 (batch, length), that int8 is calibrated on; the matrices `excluded` (names of
-    `export.graph.trace.matrices`) stay fp32 in it. Equal inputs give equal bytes.
-    Raises UserError E901 (extra missing), E605 (int8 without rows); ValueError for unknown precisions or matrices.
+    `export.graph.trace.matrices`) stay fp32 in it; `weight_bits` (7 or 8) as in `compressor.processor`. Equal inputs give equal
+    bytes.
+    Raises UserError E901 (extra missing), E605 (int8 without rows); ValueError for unknown precisions, matrices or widths.
     """
     RUNTIME.require(writing=True)
     require_all_of("precisions", precisions, RUNTIME.precisions)
+    require_one_of("weight_bits", weight_bits, (7, 8))
     folder = Path(folder)
     if "int8" in precisions and not rows:
         raise UserError("E605", "static int8 needs rows to calibrate on", "Give training rows, or leave out int8")
@@ -159,7 +167,7 @@ def export_openvino(
             keep_axes(model)
             join_attention(model)
             if precision == "int8":
-                model = quantized_static(model, rows, excluded)
+                model = quantized_static(model, rows, excluded, weight_bits)
             # after NNCF, which corrects only a bias that is added to its product at once
             postpone_guards(model)
             if precision == "bf16":
@@ -173,10 +181,11 @@ def export_openvino(
 
 
 def quantized_static(
-    model: openvino.Model, rows: Sequence[dict[str, np.ndarray]], excluded: Sequence[str] = ()
+    model: openvino.Model, rows: Sequence[dict[str, np.ndarray]], excluded: Sequence[str] = (), weight_bits: int = 8
 ) -> openvino.Model:
     """int8 weights (one scale per channel) and activations with calibrated scales, by NNCF: SmoothQuant, then bias correction.
-    Embeddings are int8 too. The products of the modules `excluded` are not quantized."""
+    Embeddings are int8 too. The products of the modules `excluded` are not quantized. With `weight_bits` of 7 the weights of
+    products take half of the range, so that no pair of products overflows without VNNI."""
     from export.graph.trace import products_of
 
     names = [value.get_any_name() for value in model.inputs]
@@ -186,6 +195,8 @@ def quantized_static(
 
         dataset = nncf.Dataset(rows, lambda row: {name: row[name] for name in names})
         options = {"subset_size": len(rows), "model_type": nncf.ModelType.TRANSFORMER}
+        if weight_bits == 7:
+            options["advanced_parameters"] = nncf.AdvancedQuantizationParameters(overflow_fix=nncf.OverflowFix.ENABLE)
         # a Gemm becomes the nodes NAME/WithoutBiases and NAME; and a missing name was fused away, not misspelt
         named = {node.get_friendly_name().removesuffix(WITHOUT) for node in model.get_ops()}
         both = [name for node in products_of(excluded, sorted(named)) for name in (node, f"{node}{WITHOUT}")]

@@ -157,8 +157,9 @@ def surroundings(config: ExportConfig) -> dict[str, Any]:
     """Facts of the machine that decide which file is the fastest, and how many bits a weight has."""
     from compressor.processor import processor
 
-    dynamic = "int8" in config.possible and not all(RUNTIMES[name].calibrated for name in config.runtime)
-    return {**(processor() if config.auto else {}), **({"weight_bits": weight_bits()} if dynamic else {})}
+    # OpenVINO's files of 8 bits were made before this was a fact of them, too
+    asked = "int8" in config.possible and (weight_bits() < 8 or not all(RUNTIMES[name].calibrated for name in config.runtime))
+    return {**(processor() if config.auto else {}), **({"weight_bits": weight_bits()} if asked else {})}
 
 
 TITLES = " or ".join(RUNTIMES[name].title for name in RUNNABLE)
