@@ -198,11 +198,11 @@ def file_rows(folder: Path) -> Iterator[tuple[str, ...]]:
                 options = {"fuse": can_fuse(model), "weight_bits": bits}
                 paths = {"onnxruntime": write_onnx(made, place, precisions=["int8"], **options)["int8"]}
                 if fault is None:
-                    paths["openvino"] = export_openvino(made, place, precisions=["int8"], rows=rows)["int8"]
+                    paths["openvino"] = export_openvino(made, place, precisions=["int8"], rows=rows, weight_bits=bits)["int8"]
                 for key, path in paths.items():
                     title = f"{RUNTIMES[key].title}, {fault.name if fault else 'sound'}"
                     outputs = prover.outputs(RUNTIMES[key], path, "int8", title)
-                    result = prover.compare(title, "int8", outputs, RUNTIMES[key], bits=bits if key == "onnxruntime" else 8)
+                    result = prover.compare(title, "int8", outputs, RUNTIMES[key], bits=bits)
                     yield (folder.name, name, title, *cells(result))
 
 
