@@ -13,6 +13,7 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 from compressor.cost import shape_of
 from compressor.models.anatomy import layers_of
 from compressor.models.first_token import reads_first_token
+from compressor.processor import weight_bits
 from compressor.tasks.features import torch_forward
 from export.graph.rewrite import can_fuse, for_cpu, fused, quantized_dynamic
 from export.graph.rewrites.read_tokens import read_tokens
@@ -21,7 +22,7 @@ from export.parity.suspects import AFTER, suspect_in_graph
 from export.runtimes.feeds import feeds_of
 from export.runtimes.onnxruntime import plain_session
 from tests.compressor.conftest import TRIED, tiny
-from tests.export.conftest import encoding
+from tests.export.conftest import INT8_APART, encoding
 from tests.export.test_rewrites import batches, traced
 
 FULL = ("gpt2", "llama", "qwen3", "t5", "t5-gated")
@@ -88,9 +89,9 @@ def test_what_is_made_of_such_a_graph_computes_the_same(architecture):
     assert can_fuse(model)
     for made in (for_cpu(graph), fused(graph, "cuda")):
         check_equal_where_read(made, model)
-    live, batch = plain_session(quantized_dynamic(for_cpu(graph))), encoding(3, 9)
+    live, batch = plain_session(quantized_dynamic(for_cpu(graph), weight_bits=weight_bits())), encoding(3, 9)
     want = torch_forward(model)(batch)
-    assert np.abs(live.run(None, feeds_of(live, batch))[0] - want).max() < 0.1 * np.abs(want).max()
+    assert np.abs(live.run(None, feeds_of(live, batch))[0] - want).max() < INT8_APART * np.abs(want).max()
 
 
 @pytest.mark.parametrize(("architecture", "keys"), [("bert", {}), ("modernbert", {"classifier_pooling": "mean"})])

@@ -46,7 +46,8 @@ def runtime(request):
 
 def test_its_files_are_written_opened_compared_and_named(runtime, exported, tmp_path):
     made, batch = exported("bert-unequal"), encoding(3, 12)
-    precisions, reference = list(runtime.precisions), torch_forward(made.model)(batch)
+    precisions = [name for name in runtime.precisions if runtime.computes(name)]
+    reference = torch_forward(made.model)(batch)
     paths = runtime.write(made.graph, tmp_path, precisions=precisions, rows=ROWS, fuse=runtime.can_fuse(made.model))
     assert {name: path.name for name, path in paths.items()} == {name: runtime.file_name(name) for name in precisions}
     for precision, path in paths.items():
