@@ -23,6 +23,9 @@ SIZES = (1024, 1536, 2048)
 """Rows and columns of the square matrices that are multiplied; the fastest size counts."""
 ROUNDS, SECONDS = 3, 0.04
 """Rounds over all kernels and sizes, and the time of each in a round: at least one call."""
+PATIENCE = 1.0
+"""Seconds from which on a first call is called no more, nor the same product of larger matrices: PyTorch's int8 takes a minute
+where it has no kernel for the processor."""
 BUFFER = 128 * 2**20
 """Bytes of the copied buffer: beyond what two threads keep in their caches."""
 TIMEOUT = 60.0
@@ -126,9 +129,19 @@ def kernels(threads: int) -> Iterator[Kernel]:
 
 def rates_of(measured: Iterable[Kernel]) -> dict[str, tuple[float, str]]:
     """FLOPs or bytes a second of the fastest kernel of each type, and which it is; in rounds, as other work comes and goes."""
-    live, best = list(measured), {}
-    for kernel in live:
+    live, slow, best = [], set(), {}
+    for kernel in measured:
+        program = (kernel.what, kernel.how.rpartition(",")[0])
+        if program in slow:
+            continue
+        start = time.perf_counter()
         kernel.call()
+        if (seconds := time.perf_counter() - start) < PATIENCE:
+            live.append(kernel)
+            continue
+        slow.add(program)
+        found = (kernel.work / seconds, kernel.how)
+        best[kernel.what] = max(found, best.get(kernel.what, found))
     for kernel in live * ROUNDS:
         found = (kernel.work / fastest(kernel.call), kernel.how)
         best[kernel.what] = max(found, best.get(kernel.what, found))

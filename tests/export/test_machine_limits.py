@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from export.latency import programs
+from export.latency import machine_limits, programs
 from export.latency.machine_limits import Limits, measure_limits, types
 from export.latency.programs import worker_environment
 from export.runtimes.onnxruntime import PRODUCTS, weight_bits
@@ -66,3 +66,17 @@ def test_only_a_processor_with_bf16_is_measured_in_it(monkeypatch):
     assert types() == ["fp32", "int8"]
     monkeypatch.setattr("export.runtimes.runtime.processor", lambda: {"instructions": ["avx2", "amx_bf16"]})
     assert types() == ["fp32", "bf16", "int8"]
+
+
+def test_a_slow_product_is_called_once_and_holds_up_no_other(monkeypatch):
+    """Without VNNI PyTorch's int8 took so long that no rate of the machine was known."""
+    monkeypatch.setattr(machine_limits, "PATIENCE", 0.0)
+    calls = []
+    every = [
+        machine_limits.Kernel("int8", f"{how}, {size} x {size}", work, lambda how=how, size=size: calls.append((how, size)))
+        for size, work in ((2, 1.0), (3, 1e9))
+        for how in ("slow", "slower")
+    ]
+    assert machine_limits.rates_of(iter(every))["int8"][1].endswith("2 x 2") and calls == [("slow", 2), ("slower", 2)]
+    monkeypatch.setattr(machine_limits, "PATIENCE", 60.0)
+    assert machine_limits.rates_of(iter(every))["int8"][1].endswith("3 x 3")
