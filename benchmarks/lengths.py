@@ -19,8 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
+from compressor.models.hub import find_folder
 from compressor.tasks import TaskConfig
-from compressor.tasks.data import read_data
+from compressor.tasks.data import Data, read_data
 from compressor.tasks.features import pad
 from export.runtimes.runtime_registry import RUNTIMES
 from export.runtimes.sessions import session
@@ -166,16 +167,20 @@ def main() -> None:
     table(ways, streams, first, later, apart, len(rows))
 
 
+def rows_in(folder: Path) -> Data:
+    """The rows of a folder's train.tsv and dev.tsv, as the model's tokens."""
+    config = TaskConfig(
+        train=folder / "train.tsv", validation=folder / "dev.tsv", text="sentence", label="label", max_length=LONGEST
+    )
+    return read_data(find_folder(MODEL), config)
+
+
 def exported(folder: Path):
     """The rows' data, and the files: runtime -> precision -> path."""
-    from compressor.models.hub import build, find_folder
+    from compressor.models.hub import build
     from export.graph.trace import trace
 
-    base = find_folder(MODEL)
-    config = TaskConfig(
-        train=DATA / "train.tsv", validation=DATA / "dev.tsv", text="sentence", label="label", max_length=LONGEST
-    )
-    data = read_data(base, config)
+    base, data = find_folder(MODEL), rows_in(DATA)
     graph = trace(build(base, data.label_names), pad(data.validation.sample(2).tokens, data.pad_id))
     calibration = [pad(data.train.sample(128).tokens[start : start + 8], data.pad_id) for start in range(0, 128, 8)]
     return data, {

@@ -37,12 +37,9 @@ from torch.nn import functional
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-from benchmarks.lengths import DATA, LONGEST, MODEL, streams_of
+from benchmarks.lengths import DATA, rows_in, streams_of
 from benchmarks.record import plain, write_record
 from benchmarks.runtimes import CONTROL_BOUND, model_of, narrowed
-from compressor.models.hub import find_folder
-from compressor.tasks import TaskConfig
-from compressor.tasks.data import read_data
 from compressor.tasks.features import Encoding, pad
 from export.graph.rewrite import can_fuse
 from export.graph.trace import trace
@@ -166,14 +163,7 @@ def measure(
 
 def streams(options: argparse.Namespace) -> tuple[dict[str, list[Encoding]], list[int]]:
     """The rows in batches, in both orders, and their lengths."""
-    config = TaskConfig(
-        train=options.data / "train.tsv",
-        validation=options.data / "dev.tsv",
-        text="sentence",
-        label="label",
-        max_length=LONGEST,
-    )
-    data = read_data(find_folder(MODEL), config)
+    data = rows_in(options.data)
     rows = data.validation.draw(min(options.rows, len(data.validation)), 0).tokens
     every = {}
     for batch in options.batches:

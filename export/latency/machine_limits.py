@@ -129,7 +129,7 @@ def kernels(threads: int) -> Iterator[Kernel]:
 
 def rates_of(measured: Iterable[Kernel]) -> dict[str, tuple[float, str]]:
     """FLOPs or bytes a second of the fastest kernel of each type, and which it is; in rounds, as other work comes and goes."""
-    live, slow, best = [], set(), {}
+    live, slow, found = [], set(), []
     for kernel in measured:
         program = (kernel.what, kernel.how.rpartition(",")[0])
         if program in slow:
@@ -140,12 +140,9 @@ def rates_of(measured: Iterable[Kernel]) -> dict[str, tuple[float, str]]:
             live.append(kernel)
             continue
         slow.add(program)
-        found = (kernel.work / seconds, kernel.how)
-        best[kernel.what] = max(found, best.get(kernel.what, found))
-    for kernel in live * ROUNDS:
-        found = (kernel.work / fastest(kernel.call), kernel.how)
-        best[kernel.what] = max(found, best.get(kernel.what, found))
-    return best
+        found.append((kernel.what, kernel.work / seconds, kernel.how))
+    found += [(kernel.what, kernel.work / fastest(kernel.call), kernel.how) for kernel in live * ROUNDS]
+    return {what: (rate, how) for what, rate, how in sorted(found)}  # the fastest of a type is its last
 
 
 def main() -> None:

@@ -190,18 +190,17 @@ def rival_note(
 def own_lengths_note(usable: list[Record], deployed: Record, candidates: list[Record]) -> list[str]:
     """Note on the speed over the fastest of the `usable` dense files on rows of their own lengths, in each way they were timed,
     and on a compressed file that is faster there than the deployed one: fixed shapes may hide both."""
+    passes = deployed.get("real_lengths")
+    if not (usable and passes):
+        return []
+    compressed = [row for row in candidates if row["model"] == "compressed"]
     speeds, faster_ones = [], []
-    for timed in deployed.get("real_lengths", ()):
-        dense = fastest_on_rows(usable, timed)
-        if dense is None:
-            return []
+    for timed in passes:
+        dense, other = fastest_on_rows(usable, timed), fastest_on_rows(compressed, timed)
         speeds.append(f"{faster(speed_of(pass_of(dense, timed), timed))} {way_of(timed)} ({file_of(dense)})")
-        other = fastest_on_rows([row for row in candidates if row["model"] == "compressed"], timed)
         gained = speed_of(timed, pass_of(other, timed))
         if gained.low > 1 and gained.ratio > 1 + GAIN:
             faster_ones.append(f"{file_of(other)} {way_of(timed)}, by {factor(gained.ratio)}")
-    if not speeds:
-        return []
     told = f" Of the compressed files another one is faster than the deployed: {', '.join(faster_ones)}." if faster_ones else ""
     return [f"On rows of their own lengths, against the fastest dense file of each: {', '.join(speeds)}.{told}"]
 
@@ -212,9 +211,9 @@ def pass_of(candidate: Record, timed: Record) -> Record:
     return next(row for row in candidate["real_lengths"] if (row["order"], row["batch"]) == same)
 
 
-def fastest_on_rows(candidates: list[Record], timed: Record) -> Record | None:
-    """The fastest of the candidates on the rows of a timing; None where there is none."""
-    return min(candidates, key=lambda row: pass_of(row, timed)["p50"], default=None)
+def fastest_on_rows(candidates: list[Record], timed: Record) -> Record:
+    """The fastest of the candidates on the rows of a timing."""
+    return min(candidates, key=lambda row: pass_of(row, timed)["p50"])
 
 
 def way_of(timed: Record) -> str:

@@ -157,7 +157,7 @@ def surroundings(config: ExportConfig) -> dict[str, Any]:
     """Facts of the machine that decide which file is the fastest, and how many bits a weight has."""
     from compressor.processor import processor
 
-    # OpenVINO's files of 8 bits were made before this was a fact of them, too
+    # 8 bits are no fact where OpenVINO is alone: what was made of 8 bits before there were 7 stays usable
     asked = "int8" in config.possible and (weight_bits() < 8 or not all(RUNTIMES[name].calibrated for name in config.runtime))
     return {**(processor() if config.auto else {}), **({"weight_bits": weight_bits()} if asked else {})}
 
