@@ -195,10 +195,9 @@ def file_rows(folder: Path) -> Iterator[tuple[str, ...]]:
             for number, fault in enumerate((None, *FAULTS)):
                 made = graph if fault is None else spoiled(graph, fault)
                 place, bits = Path(scratch, str(number)), weight_bits()
-                options = {"fuse": can_fuse(model), "weight_bits": bits}
-                paths = {"onnxruntime": write_onnx(made, place, precisions=["int8"], **options)["int8"]}
+                paths = {"onnxruntime": write_onnx(made, place, precisions=["int8"], fuse=can_fuse(model))["int8"]}
                 if fault is None:
-                    paths["openvino"] = export_openvino(made, place, precisions=["int8"], rows=rows, weight_bits=bits)["int8"]
+                    paths["openvino"] = export_openvino(made, place, precisions=["int8"], rows=rows)["int8"]
                 for key, path in paths.items():
                     title = f"{RUNTIMES[key].title}, {fault.name if fault else 'sound'}"
                     outputs = prover.outputs(RUNTIMES[key], path, "int8", title)

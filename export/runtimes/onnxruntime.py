@@ -47,8 +47,7 @@ class OnnxRuntime(Runtime):
         excluded: Sequence[str] = (),
         fuse: bool = True,
     ) -> dict[str, Path]:
-        options = {"fuse": fuse, "excluded": excluded, "weight_bits": self.weight_bits(), "file_name": self.file_name}
-        return write_onnx(graph, folder, precisions=precisions, **options)
+        return write_onnx(graph, folder, precisions=precisions, fuse=fuse, excluded=excluded, file_name=self.file_name)
 
     def open(self, path: Path, device: Device, threads: int | None, swapped: Mapping[str, np.ndarray]) -> InferenceSession:
         return open_session(path, device, self.providers[device], threads, swapped)
@@ -163,17 +162,19 @@ def write_onnx(
     fuse: bool = True,
     limit: int | None = None,
     excluded: Sequence[str] = (),
-    weight_bits: int = 8,
+    weight_bits: int | None = None,
     file_name: Callable[[str], str] | None = None,
 ) -> dict[str, Path]:
     """Write FOLDER/model.onnx, model_int8.onnx, ... of a graph as `trace` gave it; returns precision -> path.
 
     fp32 and int8 are rewritten for the CPU; int8 has one scale a channel, and the nodes `excluded` (of `matrices`) stay fp32
     in it. Without `fuse`, no operator joins several of the model's. `limit` is as in `export.graph.files.save`,
-    `weight_bits` (7 or 8) as in `compressor.processor`. Raises ValueError for unknown precisions, matrices or widths.
+    `weight_bits` (7 or 8) is that of this processor unless it is given (`compressor.processor`). Raises ValueError for unknown
+    precisions, matrices or widths.
     """
     require_all_of("precisions", precisions, RUNTIME.precisions)
-    require_one_of("weight_bits", weight_bits, (7, 8))
+    bits = RUNTIME.weight_bits() if weight_bits is None else weight_bits
+    require_one_of("weight_bits", bits, (7, 8))
     from export.graph.files import SINGLE_FILE_LIMIT, carry_over, save
     from export.graph.half import brain, half
     from export.graph.rewrite import for_cpu, fused, quantized_dynamic
@@ -184,7 +185,7 @@ def write_onnx(
     folder.mkdir(parents=True, exist_ok=True)
     writers = {
         "fp32": lambda: for_cpu(graph, join=fuse),
-        "int8": lambda: quantized_dynamic(for_cpu(graph, excluded, join=fuse), excluded, weight_bits),
+        "int8": lambda: quantized_dynamic(for_cpu(graph, excluded, join=fuse), excluded, bits),
         # CUDA's joined operators sum in fp32 inside; TensorRT does not support them: it has its own (runtimes/tensorrt.py)
         "fp16": lambda: half(fused(graph, "cuda") if fuse else graph),
         "bf16": lambda: brain(graph),

@@ -60,11 +60,17 @@ class OpenVINO(Runtime):
         excluded: Sequence[str] = (),
         fuse: bool = True,
     ) -> dict[str, Path]:
-        bits = self.weight_bits()
-        return export_openvino(graph, folder, precisions=precisions, rows=rows, excluded=excluded, weight_bits=bits)
+        return export_openvino(graph, folder, precisions=precisions, rows=rows, excluded=excluded)
 
     def weight_bits(self) -> int:
         return weight_bits()
+
+    def attentions_apart(self, path: Path) -> int:
+        import openvino
+
+        from export.runtimes.openvino_attention import attentions_apart
+
+        return attentions_apart(openvino.Core().read_model(path))
 
     def open(self, path: Path, device: Device, threads: int | None, swapped: Mapping[str, np.ndarray]) -> OpenVINOSession:
         if swapped:
@@ -167,7 +173,7 @@ def export_openvino(
             keep_axes(model)
             join_attention(model)
             if precision == "int8":
-                model = quantized_static(model, rows, excluded, weight_bits)
+                model = quantized_static(model, rows, excluded, bits)
             # after NNCF, which corrects only a bias that is added to its product at once
             postpone_guards(model)
             if precision == "bf16":

@@ -128,7 +128,7 @@ def _write_classifier(
         graph = stamp(trace(loaded.model, pad([loaded.rows[0], loaded.rows[-1]], loaded.pad_id)), loaded.model, source)
     if "int8" in precisions and weight_bits() < 8:
         loaded.notes.append("this processor has no VNNI: int8 has weights of 7 bits, because products of 8 bits overflow on it")
-    paths = write_onnx(graph, folder, precisions=precisions, fuse=fuse, limit=limit, weight_bits=weight_bits())
+    paths = write_onnx(graph, folder, precisions=precisions, fuse=fuse, limit=limit)
     built = None
     if engine:
         paths["fp16"], built = engines.write_engine(graph, folder, engine)
