@@ -42,6 +42,13 @@ def follow(model: nn.Module, row: Architecture, attention: nn.Module, heads: Ten
         model.set_attn_implementation(KEPT_HEADS_ATTENTION)
 
 
+def bias_of(attention: nn.Module, position_bias: Tensor | None) -> Tensor | None:
+    """The part of a position bias (1, heads, queries, keys) that belongs to the heads that an attention still has."""
+    if position_bias is None or not hasattr(attention, "kept_heads"):
+        return position_bias
+    return torch.index_select(position_bias, 1, attention.kept_heads.heads)
+
+
 def _attention(
     module: nn.Module,
     query: Tensor,
@@ -52,9 +59,8 @@ def _attention(
     **arguments,
 ) -> tuple[Tensor, None]:
     """transformers' sdpa attention with the bias of the kept heads; the next block still gets the bias of all heads."""
-    if position_bias is not None and hasattr(module, "kept_heads"):
-        position_bias = torch.index_select(position_bias, 1, module.kept_heads.heads)
-    return sdpa_attention_forward(module, query, key, value, attention_mask, position_bias=position_bias, **arguments)
+    bias = bias_of(module, position_bias)
+    return sdpa_attention_forward(module, query, key, value, attention_mask, position_bias=bias, **arguments)
 
 
 AttentionInterface.register(KEPT_HEADS_ATTENTION, _attention)

@@ -18,8 +18,13 @@ from transformers.integrations.sdpa_attention import repeat_kv
 from transformers.masking_utils import AttentionMaskInterface, bidirectional_mask_function, sdpa_mask
 from transformers.modeling_utils import AttentionInterface
 
+from compressor.deltas.kinds.prefix import PREFIX_ATTENTION, with_prefixes
+from compressor.pruning.position_bias import KEPT_HEADS_ATTENTION, bias_of
+
 NAME = "compress_plain"
 """Of the implementation, in transformers' tables while a graph is traced."""
+REPLACED = ("sdpa", PREFIX_ATTENTION, KEPT_HEADS_ATTENTION)
+"""The implementations that the plain form computes the same as: torch's, with prefixes, and with a bias of fewer heads."""
 
 
 class PlainAttention:
@@ -63,14 +68,17 @@ class PlainAttention:
         **_: Any,
     ) -> tuple[Tensor, None]:
         """Attention of (batch, heads, length, size) tensors: (batch, length, heads, size)."""
+        # a row without tokens attends to prefixes, so it has no guard there
+        key, value, seen = with_prefixes(module, key, value, attention_mask)
+        filled = next((rows for mask, rows in self.masks if mask is seen), None)
+        position_bias = bias_of(module, position_bias)
         if key.shape[1] != query.shape[1]:
             groups = query.shape[1] // key.shape[1]
             key, value = repeat_kv(key, groups), repeat_kv(value, groups)
         scores = torch.matmul(query, key.transpose(2, 3)) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-        for addend in (attention_mask, position_bias):
+        for addend in (seen, position_bias):
             scores = scores if addend is None else scores + addend
         states = torch.matmul(torch.softmax(scores, dim=-1), value)
-        filled = next((rows for mask, rows in self.masks if mask is attention_mask), None)
         # with a bias the mask is a sum, as in T5, and torch's own attention spreads over all keys of such a row
         if filled is not None and position_bias is None:
             states = states * filled
@@ -82,7 +90,7 @@ def plain_attention(model: nn.Module) -> Iterator[None]:
     """Let the attention of `model` compute in its plain form within the block. Those architectures that compute it themselves
     (MPNet, DeBERTa) do so already and stay as they are."""
     before = model.config._attn_implementation
-    if before != "sdpa":
+    if before not in REPLACED:
         yield
         return
     plain = PlainAttention()

@@ -34,7 +34,7 @@ from export.graph.attention import plain_attention
 from export.graph.rewrites.read_tokens import read_tokens
 
 OPSET = 20
-GRAPHS = 3
+GRAPHS = 4
 """Version of how graphs are traced and rewritten: raised when files of equal models take another time."""
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 """Order of a graph's inputs, independent of the tokenizer; other inputs follow."""

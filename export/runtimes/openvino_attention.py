@@ -79,6 +79,12 @@ def join_attention(model: openvino.Model) -> int:
     return len(sites)
 
 
+def attentions_apart(model: openvino.Model) -> int:
+    """How many attentions of a graph are not one operator: its softmaxes over keys, (batch, heads, queries, keys)."""
+    softmaxes = (node for node in model.get_ops() if node.get_type_name() == "Softmax")
+    return sum(len(node.get_output_partial_shape(0)) == 4 for node in softmaxes)
+
+
 @dataclass(frozen=True)
 class AttentionSite:
     """The parts of one attention in a graph: the output ports of its inputs, and the product that gives its states."""

@@ -229,6 +229,10 @@ class Runtime:
         """Bits of a weight in int8 files that are written on this machine."""
         return 8
 
+    def attentions_apart(self, path: Path) -> int:
+        """How many attentions a file computes by several operators, where the runtime has one that is faster."""
+        return 0
+
     def products(self, precision: str, size: int, threads: int) -> Iterator[tuple[str, Callable[[], object]]]:
         """What multiplies square matrices of a precision fastest on the CPU here, and one call of it: for the machine's limits.
 

@@ -121,7 +121,7 @@ def failure_notes(inputs: Inputs) -> list[str]:
 
 
 def proof_notes(inputs: Inputs) -> list[str]:
-    """Notes on comparisons without a clear result, repaired files, and files that are only compared with."""
+    """Notes on comparisons without a clear result, on what is unusual about files, and on files that are only compared with."""
     exported = measured_export(inputs)
     if exported is None:
         return []
@@ -134,6 +134,8 @@ def proof_notes(inputs: Inputs) -> list[str]:
                 notes.append(f"{name} was refused with every matrix in int8 ({why}) and passes with these in fp32: {spared}.")
             if bits := file.get("weight_bits"):
                 notes.append(f"{name} has weights of {bits} bits: this processor has no VNNI, and products of 8 bits overflow.")
+            if apart := file.get("attentions_apart"):
+                notes.append(f"{name} computes {apart} attentions by several operators each, which is slower than by one.")
     notes += [f"{row['told']}." for row in records if row.get("told") and row["gated"]]
     beyond = [row["hop"] for row in records if not row["passed"]]
     return notes + [f"{hop} exceeds its bound: that file is a baseline here and is not deployed." for hop in beyond]

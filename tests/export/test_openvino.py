@@ -156,6 +156,8 @@ def test_attention_is_joined_where_an_architecture_has_it_in_this_form(name, tmp
     heads = sum(structure in ("heads", "cross_heads") for layer in layers_of(model) for structure in layer.structures)
     assert join_attention(graph) == (0 if name == "deberta-v2" else heads)
     assert postpone_guards(graph) == (0 if name in ("deberta-v2", "gpt2", "mpnet", "t5", "t5-gated") else heads)
+    openvino.save_model(graph, tmp_path / "model.xml", compress_to_fp16=False)
+    assert RUNTIMES["openvino"].attentions_apart(tmp_path / "model.xml") == (heads if name == "deberta-v2" else 0)
     compiled = openvino.Core().compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     assert np.abs(compiled(batch)["logits"] - torch_forward(model)(batch)).max() < 1e-5
 

@@ -777,7 +777,12 @@ def test_without_a_benchmark_the_comparisons_of_files_are_told_all_the_same(tmp_
     results = [compare(f"{name}: PyTorch -> ONNX int8", "int8", logits, other, logits.argmax(axis=1)) for name, other in sides]
     exported = {"parity": [replace(one, gated=one.passed).to_json() for one in results]}
     exported |= {
-        "files": {"compressed": {"onnxruntime": {"int8": {"weight_bits": 7}}}},
+        "files": {
+            "compressed": {
+                "onnxruntime": {"int8": {"weight_bits": 7}},
+                "openvino": {"fp32": {"attentions_apart": 6}},
+            }
+        },
         "apart": {"parameters": 500, "macs": 50},
     }
     trained = {**STAGES["tune"][1], "merged": True}
@@ -808,6 +813,7 @@ def test_without_a_benchmark_the_comparisons_of_files_are_told_all_the_same(tmp_
     assert sizes["compressed"] == sizes["dense"] + 500
     assert any(note.startswith("The deltas are kept apart (merge: false): 500 parameters") for note in told)
     assert "ONNX Runtime int8 has weights of 7 bits: this processor has no VNNI, and products of 8 bits overflow." in told
+    assert "OpenVINO fp32 computes 6 attentions by several operators each, which is slower than by one." in told
     assert "dense: PyTorch -> ONNX int8 exceeds its bound: that file is a baseline here and is not deployed." in told
     assert any(note.startswith("compressed: PyTorch -> ONNX int8 passes, but 40 rows cannot rule out a loss") for note in told)
     # the compressed file that would be measured was refused, and the other one is for CUDA

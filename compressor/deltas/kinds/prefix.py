@@ -66,14 +66,22 @@ def use_prefixes(model: nn.Module) -> None:
         model.set_attn_implementation(PREFIX_ATTENTION)
 
 
-def _attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **arguments):
-    """transformers' sdpa attention with this module's prefixes prepended to keys and values."""
-    for change in inserts_of(module):
+def with_prefixes(
+    attention: nn.Module, key: Tensor, value: Tensor, attention_mask: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Keys, values and the mask of an attention with its prefixes prepended; as they are where it has none."""
+    for change in inserts_of(attention):
         if attention_mask is not None:
             # prefixes are seen by every token: true in a boolean mask, 0 in an additive one
             seen = attention_mask.dtype == torch.bool
             attention_mask = functional.pad(attention_mask, (change.size, 0), value=seen)
         key, value = change.extend("keys", key), change.extend("values", value)
+    return key, value, attention_mask
+
+
+def _attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **arguments):
+    """transformers' sdpa attention with this module's prefixes."""
+    key, value, attention_mask = with_prefixes(module, key, value, attention_mask)
     return sdpa_attention_forward(module, query, key, value, attention_mask, **arguments)
 
 

@@ -54,9 +54,8 @@ def export_one(name: str, model: nn.Module, config: ExportConfig, data: Data, wo
             work = OneFile(prover, graph, folder, runtime, precision, rows)
             if (kept := work.proven(exported)) is not None:
                 exported.parity.append(kept.result.to_json())
-                exported.files.setdefault(runtime, {})[precision] = record(
-                    name, kept, data, **bits_description(runtime, precision)
-                )
+                exported.files.setdefault(runtime, {})[precision] = record(name, kept, precision, data)
+                say_apart(work.hop, exported.files[runtime][precision], workspace.say)
     if not exported.files and prover.gated:
         raise CheckError(**exported.failures[0])
     return exported
@@ -151,25 +150,34 @@ def left_out(error: CompressError) -> dict[str, str]:
     return {"code": error.code, "what": what, "fix": "Leave that precision out of export.precision, or tune for longer"}
 
 
-def record(name: str, compared: ComparedFile, data: Data, **more: Any) -> dict[str, Any]:
+def say_apart(hop: str, file: dict[str, Any], say: Callable[[str], None]) -> None:
+    """Print a line for a file whose attentions are not one operator each."""
+    if apart := file.get("attentions_apart"):
+        say(f"{hop}: {apart} attentions are several operators each, which is slower than one")
+
+
+def record(name: str, compared: ComparedFile, precision: str, data: Data) -> dict[str, Any]:
     """Metadata record of a file in the folder NAME."""
-    quality = data.kind.quality(*data.validation.kind.metric_inputs(compared.outputs.logits, data.validation.labels))
-    spared = {"excluded": list(compared.excluded)} if compared.excluded else {}
-    why = {"repaired": compared.repaired} if compared.repaired else {}
     return {
         "path": f"{name}/{compared.path.name}",
         "bytes": compared.runtime.stored_bytes(compared.path),
-        "quality": quality,
-        **spared,
-        **why,
-        **more,
+        "quality": data.kind.quality(*data.validation.kind.metric_inputs(compared.outputs.logits, data.validation.labels)),
+        **exceptions(compared, precision),
     }
 
 
-def bits_description(runtime: str, precision: str) -> dict[str, int]:
-    """Entry of a record for the bits of a weight: only where they are fewer than 8 in int8."""
-    bits = RUNTIMES[runtime].weight_bits()
-    return {"weight_bits": bits} if precision == "int8" and bits < 8 else {}
+def exceptions(compared: ComparedFile, precision: str) -> dict[str, Any]:
+    """What a file has that others lack: matrices in fp32 and why, int8 weights of fewer than 8 bits, attentions of several
+    operators each."""
+    row = compared.runtime
+    bits = row.weight_bits() if precision == "int8" else 8
+    facts = {
+        "excluded": list(compared.excluded),
+        "repaired": compared.repaired,
+        "weight_bits": bits if bits < 8 else None,
+        "attentions_apart": row.attentions_apart(compared.path),
+    }
+    return {name: fact for name, fact in facts.items() if fact}
 
 
 def traced(model: nn.Module, data: Data, base: BaseModelReference | None = None) -> onnx.ModelProto:

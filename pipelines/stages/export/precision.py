@@ -27,7 +27,6 @@ from pipelines.stages.export.config import ExportConfig
 from pipelines.stages.export.exported import (
     Exported,
     OneFile,
-    bits_description,
     calibration,
     in_fp32,
     left_out,
@@ -64,7 +63,7 @@ def choose_precision(
             trial = kept if path == kept.path else beside
             shutil.copytree(path.parent, workspace.folder / COMPRESSED, dirs_exist_ok=True)
             at_home = replace(search.compared[path], path=workspace.folder / COMPRESSED / path.name)
-            files[trial.precision] = record(COMPRESSED, at_home, data, **bits_description(trial.runtime, trial.precision))
+            files[trial.precision] = record(COMPRESSED, at_home, trial.precision, data)
     records = [search.compared[path].result.to_json() for path in chosen]
     return Exported({kept.runtime: files}, records, failures), search.account(kept, tried)
 
