@@ -1,4 +1,4 @@
-"""The report of `compress check` beside faults: the rows as the model will see them, and warnings about them.
+"""The report of `compress check` beside faults: the rows as the model will see them, and warnings.
 
 Findings here never stop a run: errors that do are raised by `pipelines.engine.preflight`.
 """
@@ -18,6 +18,7 @@ from compressor.tasks.reading import read_task, read_tests
 from compressor.tasks.rows import Split
 from compressor.tasks.task_kind import TaskKind, kind_of
 from pipelines.engine.preflight import Ready
+from pipelines.engine.stage import entries_after
 from pipelines.file.yaml_source import dotted
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ UNBALANCED = 0.9
 
 
 def account_of(ready: Ready) -> dict[str, Any]:
-    """The rows of every task and the warnings about them, as JSON data."""
+    """The rows of every task, and the warnings about them and about stages, as JSON data."""
     tasks, warnings = {}, [*ready.skipped]
     for path, task in ready.pipeline.all_tasks.items():
         data, kind = read_task(task), kind_of(task.kind)
@@ -43,6 +44,8 @@ def account_of(ready: Ready) -> dict[str, Any]:
             for (key, split), file in zip(splits.items(), data_files(task), strict=True)
         }
         warnings += [f"{dotted(path)}: {text}" for text in warnings_of(splits, kind, task, tasks[dotted(path)])]
+    for entry in (stages := ready.pipeline.stages):
+        warnings += [f"{entry.id}: {text}" for text in entry.row.warns(entry.config, entries_after(entry, stages))]
     return {"tasks": tasks, "files": dict(_files(ready)), "warnings": warnings}
 
 

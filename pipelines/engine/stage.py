@@ -238,7 +238,8 @@ class Stage:
     optional ones. `packages` are the distributions whose versions enter the fingerprint, `extras` those that only some
     configs need; `version` is increased when the stage's own results change. `run` names the function that does the work,
     "module:function": it is imported when the stage runs, because commands that must start fast read this table. The
-    function writes into `workspace.folder` and returns JSON metadata. `check` looks at the stage's place in the pipeline.
+    function writes into `workspace.folder` and returns JSON metadata. `check` looks at the stage's place in the pipeline;
+    `warns` says, for `compress check`, what is allowed before the stages that follow and may surprise.
     `plan` updates the closed-form account of `--dry-run`. `reads_data` puts the data files' hashes into the fingerprint;
     where it depends on the config it is a function of it. `scores_tests`: it also measures quality on the task's files that
     are only scored. `lengths` are the tokens per row in the config, by key, to be compared with the model's positions, and
@@ -267,6 +268,7 @@ class Stage:
     extras: Callable[[Any], tuple[str, ...]] = lambda config: ()
     version: int = 1
     check: Callable[[Any, tuple[Entry, ...]], Iterable[Problem]] = lambda config, earlier: ()
+    warns: Callable[[Any, Sequence[Entry]], Iterable[str]] = lambda config, later: ()
     plan: Callable[[Any, Plan], Plan] = lambda config, plan: plan
     estimate: Callable[[Any, Plan, Plan, dict[str, Any]], dict[str, float]] = lambda config, plan, before, rows: {}
     with_tasks: Callable[[Any, bool, Sequence[str]], Iterable[Problem]] = one_task_only
@@ -296,6 +298,11 @@ class Stage:
     def chooses_places(self) -> bool:
         """Whether its artifact is an Ω: positions in the weights that a sparse update may change."""
         return self.produces == "omega"
+
+    @property
+    def serves(self) -> bool:
+        """Whether its artifact is a model repository; its config says the file that is in it."""
+        return self.produces == "repository"
 
     @property
     def exports(self) -> bool:

@@ -89,6 +89,34 @@ def test_check_as_json(compress, write):
 
 
 @pytest.mark.parametrize(
+    ("target", "export", "deploy", "told"),
+    [
+        (
+            {},
+            {},
+            {},
+            ["timed in ONNX Runtime fp32, and ONNX Runtime int8 is deployed, which may gain less or more: name target.runtime"],
+        ),
+        ({}, {"runtime": ["openvino"]}, {"precision": "fp32"}, ["timed in ONNX Runtime fp32, and OpenVINO fp32 is deployed"]),
+        ({"precision": "fp32"}, {}, {}, []),
+        ({"precision": "int8"}, {}, {}, []),
+        ({}, {}, {"precision": "fp32"}, []),
+        ({}, {"precision": "auto"}, {}, []),
+        ({}, {}, None, []),
+        ({}, {"merge": False}, {"precision": "fp32"}, ["merged deltas, and 'export' keeps them apart (merge: false)"]),
+    ],
+)
+def test_a_target_of_another_file_than_the_deployed_one_is_told(compress, write, target, export, deploy, told):
+    merge = [] if export.get("merge") is False else [{"merge": None}]
+    stages = [{"prune": {"target": {"speedup": 1.5, "length": 16, **target}}}, *merge, {"export": export}, {"deploy": deploy}]
+    path = write(stages=[STAGES[0], *stages[: -1 if deploy is None else None]])
+    code, shown, error = compress("check", path, "--json")
+    assert (code, error) == (0, "")
+    warnings = [text for text in json.loads(shown)["warnings"] if text.startswith("prune: ")]
+    assert len(warnings) == len(told) and all(words in text for words, text in zip(told, warnings, strict=True)), warnings
+
+
+@pytest.mark.parametrize(
     ("kind", "says"),
     [
         ("regression", "160 rows; mean 2."),

@@ -62,7 +62,7 @@ def check(config: BenchmarkConfig, earlier: tuple[Entry, ...]) -> Iterable[Probl
         yield Problem("E107", what, f"Put an export after '{changed.id}', or the benchmark before it")
     if exports and config.device == "cuda":
         yield from _not_for_cuda(exports[-1])
-    served = next((entry for entry in reversed(earlier) if entry.row.produces == "repository"), None)
+    served = next((entry for entry in reversed(earlier) if entry.row.serves), None)
     if served and served.config.device == "cuda" and config.device == "cpu":
         fix = f"Use device: cuda here, or device: cpu in '{served.id}'"
         yield Problem("E643", f"'{served.id}' serves on CUDA, and this measures on the CPU", fix, ("device",))

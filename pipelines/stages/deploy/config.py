@@ -127,6 +127,15 @@ class DeployConfig(StageConfig):
         what = f"nothing to deploy: {requested} did not pass its comparison and was left out by the export"
         raise CheckError("E616", what, "See what failed in the report, or deploy another precision")
 
+    def of_exported(self, exported: ExportConfig) -> tuple[str, str] | None:
+        """The runtime and the precision to deploy where every file passes; None where the export chooses them.
+
+        Raises CheckError E616 where there is no such file.
+        """
+        if exported.auto:
+            return None
+        return self.chosen(exported.runtime, {name: dict.fromkeys(exported.precisions_of(name)) for name in exported.runtime})
+
 
 def with_tasks(config: DeployConfig, many: bool, kinds: Sequence[str]) -> Iterable[Problem]:
     yield from one_task_only(config, many, kinds)
@@ -180,8 +189,8 @@ def check(config: DeployConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]
 def streams_problems(config: DeployConfig, exported: ExportConfig) -> Iterable[Problem]:
     """Fault of more sub-batches at a time than the runtime that will be chosen, or a GPU, computes; with `auto`, than any."""
     try:
-        written = {name: {precision: {} for precision in exported.precisions_of(name)} for name in exported.runtime}
-        names = exported.runtime if exported.auto else config.chosen(exported.runtime, written)[:1]
+        chosen = config.of_exported(exported)
+        names = exported.runtime if chosen is None else chosen[:1]
         able = [RUNTIMES[name] for name in names]
         streams(config.knobs, next((runtime for runtime in able if runtime.streams), able[0]))
     except CheckError:

@@ -324,6 +324,24 @@ def lengths(config: PruneConfig) -> Iterable[tuple[tuple[str | int, ...], int]]:
         yield ("search", "target", "length"), config.search.target.length
 
 
+def warns(config: PruneConfig, later: Sequence[Entry]) -> Iterable[str]:
+    """Where the target's time is not that of the file that will be deployed."""
+    exports = [entry for entry in later if entry.row.exports]
+    if not (config.search and config.search.target.timed and exports):
+        return
+    target, exported = config.search.target, exports[0].config
+    if not exported.merge:
+        yield f"the target is timed with merged deltas, and '{exports[0].id}' keeps them apart (merge: false), which is slower"
+    served = next((entry.config for entry in later if entry.row.serves), None)
+    if served is None or served.device != "cpu" or "precision" in target.model_fields_set:
+        return
+    timed, chosen = (target.runtime, target.precision), served.of_exported(exported)
+    if chosen not in (None, timed):
+        one, other = (f"{RUNTIMES[runtime].title} {precision}" for runtime, precision in (timed, chosen))
+        fix = "name target.runtime and target.precision"
+        yield f"the target is timed in {one}, and {other} is deployed, which may gain less or more: {fix}"
+
+
 SECONDS_A_TABLE = 60.0
 """Estimated seconds to measure a latency table."""
 
@@ -363,6 +381,7 @@ STAGE = Stage(
     removes=True,
     outcome="pruned",
     check=check,
+    warns=warns,
     plan=plan,
     estimate=estimate,
     uses_dense=True,
