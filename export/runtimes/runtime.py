@@ -214,10 +214,10 @@ class Runtime:
         """Whether the runtime as it is installed here can compute on a device."""
         return device == "cpu"
 
-    def computes(self, precision: str) -> bool:
-        """Whether the CPU here has the instructions that a precision needs."""
+    def computes(self, precision: str, instructions: Sequence[str] | None = None) -> bool:
+        """Whether a CPU has the instructions that a precision needs: with `instructions`, by default the CPU here."""
         needed = self.instructions.get(precision)
-        return not needed or bool(set(needed) & set(processor()["instructions"]))
+        return not needed or bool(set(needed) & set(processor()["instructions"] if instructions is None else instructions))
 
     def require_instructions(self, precision: str) -> None:
         """Raises UserError E904 where the CPU here cannot compute in a precision."""

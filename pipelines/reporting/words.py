@@ -5,7 +5,6 @@ from __future__ import annotations
 from compressor.cost import human_bytes
 from compressor.tasks.task_kind import Metric
 from export.latency.core_time import disturbance
-from export.runtimes.runtime import Device
 from export.runtimes.runtime_registry import RUNNABLE, RUNTIMES
 from pipelines.reporting.candidates import Record, find
 from pipelines.reporting.format import (
@@ -171,20 +170,32 @@ def file_of(record: Record) -> str:
     return f"{RUNTIMES[record['runtime']].label} {record['precision']}"
 
 
-def rival_note(
-    rival: Record | None, compressed: Record, candidates: list[Record], cells: list[tuple[int, int]], device: Device
-) -> list[str]:
-    """Note on the speed against the fastest dense file at every shape, and on the device's runtimes that were not exported, and
-    the deployed precision where no dense file of it was measured."""
+def rival_note(rival: Record | None, compressed: Record, measurements: Record, cells: list[tuple[int, int]]) -> list[str]:
+    """Note on the speed against the fastest dense file at every shape, and on what may be faster and was not measured: files of
+    the device's other runtimes, and dense ones of other precisions."""
     if rival is None:
         return []
     speeds = ", ".join(f"{faster(speedup(rival, compressed, cell))} at batch {cell[0]}" for cell in cells)
+    candidates, device = measurements["candidates"], measurements["device"]
     able, measured = [name for name in RUNNABLE if device in RUNTIMES[name].devices()], {row["runtime"] for row in candidates}
     missing = [RUNTIMES[name].title for name in able if name not in measured]
     unknown = f" No file of {' or '.join(missing)} was exported: a dense one may take less time." if missing else ""
-    if find(candidates, "dense", compressed["precision"], compressed["runtime"]) is None:
-        unknown += f" No dense file {file_of(compressed)} was measured: it may take less time."
+    if lacking := unmeasured_files(compressed, measurements):
+        unknown += f" No dense file {' or '.join(lacking)} was measured: it may take less time."
     return [f"Against the fastest dense file, {file_of(rival)}: {speeds}.{unknown}"]
+
+
+def unmeasured_files(compressed: Record, measurements: Record) -> list[str]:
+    """Dense files that were not measured, of runtimes that were: of the deployed precision, and on a CPU of those narrower than
+    fp32 that it computes."""
+    candidates, machine = measurements["candidates"], measurements["machine"]
+    files = [(compressed["runtime"], compressed["precision"])]
+    for name in [name for name in RUNNABLE if name in {row["runtime"] for row in candidates}]:
+        row = RUNTIMES[name]
+        able = (one for one in row.precisions if row.is_for(one, "cpu") and row.computes(one, machine["instructions"]))
+        files += [(name, one) for one in able if one != "fp32" and measurements["device"] == "cpu"]
+    lacking = [(runtime, one) for runtime, one in dict.fromkeys(files) if find(candidates, "dense", one, runtime) is None]
+    return [f"{RUNTIMES[runtime].label} {precision}" for runtime, precision in lacking]
 
 
 def own_lengths_note(usable: list[Record], deployed: Record, candidates: list[Record]) -> list[str]:

@@ -186,6 +186,18 @@ def test_a_rival_of_the_deployed_precision_that_was_not_measured_is_told(write):
     assert "No dense file" not in " ".join(load(write())["notes"])
 
 
+def test_a_rival_of_a_precision_that_this_cpu_computes_is_missed(write):
+    """bf16 is the fastest dense file on a CPU with AMX, and only there can it be written."""
+
+    def on_amx(measured):
+        measured["machine"] = {**measured["machine"], "instructions": ["avx512_vnni", "amx_bf16"]}
+
+    names = [name for name in EVERY if name != "dense ONNX int8"]
+    for edit, lacking in ((None, "ONNX int8"), (on_amx, "ONNX int8 or OpenVINO bf16")):
+        (note,) = [note for note in load(write(candidates=names, edit=edit))["notes"] if note.startswith("Against the fastest")]
+        assert note.endswith(f" No dense file {lacking} was measured: it may take less time.")
+
+
 def test_on_own_lengths_the_fastest_dense_file_may_be_another_and_so_may_the_compressed_one(write):
     """Fixed shapes hide both. One by one OpenVINO compiles for most shapes; as measured in docs/results/real_lengths.md."""
     passes = {
