@@ -8,16 +8,19 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from compressor.models.anatomy import layers_of
 from compressor.processor import weight_bits
 from compressor.pruning.surgery import Removal, remove
 from compressor.tasks.features import torch_forward
 from export.graph.rewrite import for_cpu, quantized_dynamic
+from export.graph.rewrites import late_gathers
 from export.graph.rewrites.joined_attention import joined_attention
+from export.graph.rewrites.joined_gathers import joined_gathers
+from export.graph.rewrites.joined_heads import joined_heads
 from export.graph.rewrites.separate_residuals import separate_residuals
-from export.graph.trace import matrices, trace
+from export.graph.trace import OPSET, matrices, trace
 from export.runtimes.feeds import feeds_of
 from export.runtimes.onnxruntime import plain_session, write_onnx
 from tests.compressor.conftest import LAYERS, TRIED, tiny
@@ -71,6 +74,18 @@ def test_attention_is_joined_and_computes_the_same(architecture, plan):
     onnx.checker.check_model(joined, full_check=True)
     check_equal(joined, model)
     assert operators(graph)["Softmax"] == attentions + 1 and not operators(graph)["Attention"]
+
+
+@pytest.mark.parametrize(("architecture", "plan"), CASES)
+def test_heads_are_joined_and_compute_the_same(architecture, plan):
+    """Behind projections of any kind: those stay as they are, but for their constant biases."""
+    model, graph = traced(architecture, plan)
+    joined = joined_heads(graph)
+    attentions = LAYERS - 1 - (plan == "emptied")
+    assert (operators(joined)["MultiHeadAttention"], operators(joined)["Softmax"]) == (attentions, 1)
+    assert operators(joined)["MatMul"] == operators(graph)["MatMul"] - 2 * attentions
+    onnx.checker.check_model(joined, full_check=True)
+    check_equal(joined, model)
 
 
 @pytest.mark.parametrize(
@@ -152,3 +167,69 @@ def test_a_graph_is_not_changed_and_equal_graphs_give_equal_bytes():
     before = graph.SerializeToString(deterministic=True)
     first, again = (for_cpu(graph).SerializeToString(deterministic=True) for _ in range(2))
     assert first == again != before == graph.SerializeToString(deterministic=True)
+
+
+def looked_up(tables: dict[str, np.ndarray], index: dict[str, str], product: bool = False) -> onnx.ModelProto:
+    """x (batch, tokens, 4) through a sum or a product with an entry of each table, by its index (batch,), in order."""
+    nodes, state = [], "x"
+    for name in tables:
+        nodes.append(helper.make_node("Gather", [f"{name}.table", index[name]], [f"{name}.entry"], name=name))
+        nodes.append(
+            helper.make_node("MatMul" if product else "Add", [state, f"{name}.entry"], [f"{name}.out"], name=f"{name}.use")
+        )
+        state = f"{name}.out"
+    nodes.append(helper.make_node("Identity", [state], ["logits"]))
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", "tokens", 4])]
+    inputs += [helper.make_tensor_value_info(name, TensorProto.INT64, ["batch"]) for name in dict.fromkeys(index.values())]
+    outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", "tokens", 4])]
+    weights = [numpy_helper.from_array(table, f"{name}.table") for name, table in tables.items()]
+    opset = [helper.make_opsetid("", OPSET)]
+    graph = helper.make_graph(nodes, "looked_up", inputs, outputs, weights)
+    return onnx.shape_inference.infer_shapes(helper.make_model(graph, opset_imports=opset, ir_version=10))
+
+
+def outputs_of(graph: onnx.ModelProto) -> list[np.ndarray]:
+    """What a graph of `looked_up` computes from one row and from four, of several entries."""
+    live, draw, found = plain_session(graph), np.random.default_rng(0), []
+    for batch in (1, 4):
+        x = draw.normal(size=(batch, 3, 4)).astype(np.float32)
+        places = {given.name: draw.integers(0, 5, batch) for given in live.get_inputs() if given.name != "x"}
+        found += live.run(None, {"x": x, **places})
+    return found
+
+
+def test_look_ups_of_vectors_by_one_index_are_joined_and_compute_the_same():
+    draw = np.random.default_rng(1)
+    sizes = {"a": 4, "b": 1, "c": 4, "alone": 4, "longer": 4}
+    tables = {
+        name: draw.normal(size=(6 if name == "longer" else 5, 1, size)).astype(np.float32) for name, size in sizes.items()
+    }
+    index = dict.fromkeys(sizes, "task") | {"alone": "other"}
+    graph = looked_up(tables, index)
+    joined = joined_gathers(graph)
+    assert (operators(joined)["Gather"], operators(joined)["Split"]) == (3, 1), "another index or number of entries stays apart"
+    assert sorted(tensor.name for tensor in joined.graph.initializer if tensor.name.endswith(".table")) == [
+        "alone.table",
+        "longer.table",
+    ]
+    onnx.checker.check_model(joined, full_check=True)
+    for one, other in zip(outputs_of(graph), outputs_of(joined), strict=True):
+        assert np.array_equal(one, other)
+    few = looked_up({name: tables[name] for name in ("a", "b")}, index)
+    assert operators(joined_gathers(few)) == operators(few), "two look-ups take no longer than one and a Split"
+
+
+def test_look_ups_of_a_block_wait_for_its_states_and_compute_the_same(monkeypatch):
+    monkeypatch.setattr(late_gathers, "LEAST", 16)
+    draw = np.random.default_rng(1)
+    tables = {f"layer.{block}.query": draw.normal(size=(5, 4, 4)).astype(np.float32) for block in range(3)}
+    graph = looked_up(tables, dict.fromkeys(tables, "task"), product=True)
+    late = late_gathers.late_gathers(graph)
+    onnx.checker.check_model(late, full_check=True)
+    for one, other in zip(outputs_of(graph), outputs_of(late), strict=True):
+        assert np.array_equal(one, other)
+    makers = {output: node for node in late.graph.node for output in node.output}
+    waits = [makers[makers[makers[f"{name}.entry"].input[1]].input[1]].input[0] for name in tables]
+    assert waits == ["x", "layer.0.query.out", "layer.1.query.out"]
+    monkeypatch.setattr(late_gathers, "LEAST", 17)
+    assert operators(late_gathers.late_gathers(graph)) == operators(graph), "small entries are looked up at once"
