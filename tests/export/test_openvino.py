@@ -21,7 +21,6 @@ from export.runtimes.openvino import export_openvino
 from export.runtimes.openvino_attention import join_attention, keep_axes, postpone_guards
 from export.runtimes.runtime_registry import RUNTIMES
 from export.runtimes.sessions import run, session
-from pipelines.stages.export.config import ExportConfig
 from serving.layout.model_config import token_config
 from tests.compressor.conftest import TRIED, tiny
 from tests.compressor.conftest import encoding as rows_with_ends
@@ -223,8 +222,6 @@ def test_bf16_is_refused_where_the_cpu_has_none(made, monkeypatch):
     with pytest.raises(UserError, match="E904 OpenVINO computes in bf16 by amx_bf16 or avx512_bf16, which this CPU lacks"):
         RUNTIMES["openvino"].require_instructions("bf16")
     RUNTIMES["openvino"].require_instructions("int8")
-    config = ExportConfig(precision=["auto"], runtime=["onnxruntime", "openvino"])
-    assert [config.precisions_of(name) for name in config.runtime] == [["fp32", "int8"], ["fp32", "int8"]]
 
 
 def test_the_fault_is_named(tmp_path, exported, made, monkeypatch):

@@ -22,6 +22,7 @@ from export.graph.weight_only import quantized_weights
 from export.runtimes.onnxruntime import write_onnx
 from export.runtimes.openvino import export_openvino
 from export.runtimes.sessions import run, session
+from pipelines.stages.export.config import ExportConfig
 from tests.compressor.conftest import tiny
 from tests.export.conftest import encoding
 
@@ -86,6 +87,33 @@ def test_fp32_is_the_last_resort_and_a_failed_bound_is_no_file_to_keep():
     speeds = {"fp32": 9, ("a", 0): 1, ("a", 1): 2}
     assert search(speeds, losses)[0] == ("a", "fp32", 0)
     assert search(speeds, {("a", 0): 0.0, ("a", 1): 0.0}, unlike={("a", 0)})[0] == ("a", "int8", 1)
+
+
+@pytest.mark.parametrize(
+    ("bf16_ms", "bf16_loss", "kept"), [(1, 0.0, "bf16"), (1, 0.02, "int8"), (3, 0.0, "int8")], ids=["fast", "worse", "slow"]
+)
+def test_bf16_is_one_candidate_more(bf16_ms, bf16_loss, kept):
+    """On a CPU that computes it: kept where it is the fastest within the budget, and no matrix of it is left in fp32."""
+    ms, losses = {"fp32": 4, "int8": 2, "bf16": bf16_ms}, {"int8": 0.0, "bf16": bf16_loss}
+    trials = [Candidate("a", precision, Path(precision), **(FP32 if precision == "fp32" else {})) for precision in ms]
+    asked = []
+    found, _ = choose_candidate(
+        trials,
+        clock=lambda waiting: [replace(one, ms=ms[one.precision]) for one in waiting],
+        judge=lambda one: with_verdict(one, result(losses[one.precision]), 0.005),
+        spared=lambda one: iter(asked.append(one.precision) or ()),
+    )
+    assert found.precision == kept and asked == (["bf16"] if bf16_loss else [])
+
+
+@pytest.mark.parametrize(
+    ("instructions", "precisions"), [(["amx_bf16"], ["bf16"]), (["avx512_bf16"], ["bf16"]), (["avx2"], [])]
+)
+def test_auto_tries_bf16_where_the_cpu_computes_it(monkeypatch, instructions, precisions):
+    monkeypatch.setattr("export.runtimes.runtime.processor", lambda: {"cpu": "x", "instructions": instructions, "cores": 2})
+    config = ExportConfig(precision=["auto"], runtime=["onnxruntime", "openvino"])
+    written = {name: config.precisions_of(name) for name in config.runtime}
+    assert written == {"onnxruntime": ["fp32", "int8"], "openvino": ["fp32", "int8", *precisions]}
 
 
 def test_half_of_the_matrices_may_be_spared():
