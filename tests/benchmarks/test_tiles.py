@@ -1,0 +1,28 @@
+"""benchmarks/tiles.py on a tiny model, in earnest but for the times."""
+
+import pytest
+
+from benchmarks import tiles
+from compressor.models.anatomy import layers_of
+from compressor.models.hub import build
+from export.latency.measure import summarize
+from tests.tiny import write_model
+
+
+@pytest.mark.parametrize(("again", "code"), [(10.1, 0), (11.0, 3)])
+def test_every_width_is_timed_against_the_dense_file(tmp_path, monkeypatch, again, code):
+    def measured(variants, shapes, rounds, threads):
+        assert [one.name for one in variants] == ["24", "16", "again"]
+        assert all(one.path.is_file() for one in variants)
+        return [summarize(one.name, *shapes[0], [ms] * rounds) for one, ms in zip(variants, (10.0, 12.0, again), strict=True)]
+
+    folder = write_model(tmp_path / "model")
+    assert layers_of(build(folder, ["0", "1"]))[0].neurons == 24
+    monkeypatch.setattr(tiles, "measure", measured)
+    monkeypatch.setattr(tiles, "files", lambda: [("onnxruntime", "fp32")])
+    options = ["--step", "8", "--least", "0.6", "--batch", "2", "--length", "8", "--rounds", "4", "--out", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", ["tiles.py", str(folder), *options])
+    assert tiles.main() == code
+    rows = [line for line in (tmp_path / "tiles.md").read_text().splitlines() if line.startswith("| ")]
+    assert rows[1:3] == ["| 24 | 1.000 (1.000 to 1.000) |", "| 16 | 1.200 (1.200 to 1.200) |"]
+    assert rows[3].startswith("| dense, again (A/A) | ")
