@@ -10,7 +10,7 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,18 +41,21 @@ class Limits:
     memory: float
     how: Mapping[str, str]
 
-    def share(self, precision: str, flops: float, weights: int, ms: float) -> dict[str, Any]:
-        """`limit_share` of a call that took `ms`: the least time for its FLOPs, and for reading its `weights` (a number) once
-        from memory, whichever is longer (`limit`), over the measured time. Empty where the rate of its type is unknown.
+    def share(self, precision: str, flops: Sequence[float], weights: int, ms: float) -> dict[str, Any]:
+        """`limit_share` of calls that took `ms` together: the least time for the FLOPs of each, or for reading the `weights` (a
+        number) from memory where that is longer, over the measured time; `limit` is what decides most of it. Empty where the
+        rate of the type is unknown.
 
         All FLOPs are taken at the rate of the precision. A dynamic int8 file computes the products inside attention in fp32,
         so its least time is a lower bound.
         """
         if precision not in self.rates:
             return {}
-        least = {"compute": flops / self.rates[precision], "memory": weights * TYPE_BYTES[precision] / self.memory}
-        limit = max(least, key=least.get)
-        return {"limit_share": 1000 * least[limit] / ms, "limit": limit}
+        reading = weights * TYPE_BYTES[precision] / self.memory
+        least = {"compute": 0.0, "memory": 0.0}
+        for computing in (one / self.rates[precision] for one in flops):
+            least["memory" if reading > computing else "compute"] += max(computing, reading)
+        return {"limit_share": 1000 * sum(least.values()) / ms, "limit": max(least, key=least.get)}
 
     def to_json(self) -> dict[str, Any]:
         """The entry `limits` of measurements.json."""

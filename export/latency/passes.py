@@ -71,10 +71,10 @@ class Pass:
 class PassMeasurement:
     """One variant on one pass: milliseconds of the first pass, and median and interquartile range of the later ones.
 
-    `new_shape_ms` is the mean call on the first batch of each shape in the first pass, `seen_shape_ms` the mean of the same
-    batches in later passes (the median of each). `fastest_ms` is a pass whose batches are each the fastest of the later ones,
-    as other work, or a scheduler that keeps the threads on one core, leaves hardly a whole pass alone. `waited` is the share
-    of time that most processes waited for a core.
+    `batch_shapes` are the (rows, tokens) of every batch. `new_shape_ms` is the mean call on the first batch of each shape in
+    the first pass, `seen_shape_ms` the mean of the same batches in later passes (the median of each). `fastest_ms` is a pass
+    whose batches are each the fastest of the later ones, as other work, or a scheduler that keeps the threads on one core,
+    leaves hardly a whole pass alone. `waited` is the share of time that most processes waited for a core.
     """
 
     variant: str
@@ -95,6 +95,7 @@ class PassMeasurement:
     tokens_per_second: float
     rounds: int
     samples_ms: tuple[float, ...]
+    batch_shapes: tuple[tuple[int, int], ...]
     waited: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
@@ -121,6 +122,7 @@ def summarize_pass(
         tokens_per_second=1000 * facts["tokens"] / p50,
         rounds=len(sums),
         samples_ms=tuple(round(sample, 4) for sample in sums),
+        batch_shapes=tuple(timed.shapes),
         waited=waited,
     )
 

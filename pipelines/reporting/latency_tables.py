@@ -29,6 +29,12 @@ def with_limits(report: Record, columns: list[Column], note: str, meaning: str) 
     return [*columns, Column("of the limit", "r", limit_share)], f"{note} Of the limit: {meaning}, over p50."
 
 
+LEAST_TIME = (
+    "the least time for the FLOPs at this machine's rate in the file's precision, or for reading the weights once from memory "
+    "where that is longer (memory)"
+)
+
+
 def latency(report: Record) -> ReportTable:
     records = cells_of(report, "latency")
     columns = [
@@ -44,11 +50,7 @@ def latency(report: Record) -> ReportTable:
     ]
     rounds = report["measured"]["rounds"]
     note = f"{rounds} interleaved rounds, so p99 is nearly the slowest of {rounds}. Speed-up is against {report['baseline']}."
-    meaning = (
-        "the least time for the FLOPs at this machine's rate in the file's precision, or for reading the weights once from "
-        "memory where that is longer (memory)"
-    )
-    columns, note = with_limits(report, columns, note, meaning)
+    columns, note = with_limits(report, columns, note, LEAST_TIME)
     return made("latency", "Every variant: latency", columns, records, note)
 
 
@@ -122,6 +124,7 @@ def real_lengths(report: Record) -> ReportTable:
         f"the first batch of a shape, then and later. Rows/s, tokens/s (without padding) and speed-up are of the {rounds} "
         f"later passes, interleaved. Sorted: rows of similar length share a batch. Speed-up is against {report['baseline']}."
     )
+    columns, note = with_limits(report, columns, note, f"{LEAST_TIME}, of every batch as it is padded, added up")
     return made("real-lengths", "Every variant: rows of their own lengths", columns, records, note)
 
 

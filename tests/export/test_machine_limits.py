@@ -37,13 +37,17 @@ def test_onnx_runtimes_products_are_products(precision):
 
 def test_the_limit_is_the_longer_of_computing_and_of_reading_the_weights():
     """8e6 FLOPs take 8 ms in fp32 and 2 ms in int8; a million weights of 4 bytes 2 ms, of 1 byte half of one."""
-    assert RATES.share("fp32", 8e6, 10**6, ms=16.0) == {"limit_share": 0.5, "limit": "compute"}
-    assert RATES.share("fp32", 1e6, 10**6, ms=16.0) == {"limit_share": 0.125, "limit": "memory"}
-    assert RATES.share("int8", 8e6, 10**6, ms=16.0) == {"limit_share": 0.125, "limit": "compute"}
+    assert RATES.share("fp32", [8e6], 10**6, ms=16.0) == {"limit_share": 0.5, "limit": "compute"}
+    assert RATES.share("fp32", [1e6], 10**6, ms=16.0) == {"limit_share": 0.125, "limit": "memory"}
+    assert RATES.share("int8", [8e6], 10**6, ms=16.0) == {"limit_share": 0.125, "limit": "compute"}
+    # of several calls each has its own limit, and 2 + 2 + 8 of 16 ms are the least
+    assert RATES.share("fp32", [1e6, 1e6, 8e6], 10**6, ms=16.0) == {"limit_share": 0.75, "limit": "compute"}
+    read_by_most = RATES.share("fp32", [1e6] * 5 + [8e6], 10**6, ms=36.0)
+    assert read_by_most == {"limit_share": pytest.approx(0.5), "limit": "memory"}
 
 
 def test_a_type_without_a_rate_has_no_share():
-    assert RATES.share("bf16", 8e6, 10**6, ms=16.0) == {}
+    assert RATES.share("bf16", [8e6], 10**6, ms=16.0) == {}
 
 
 def test_every_type_that_is_computed_here_has_a_positive_rate():

@@ -18,7 +18,7 @@ from compressor.account import Plan
 from compressor.cost import LayerShape, ModelShape
 from compressor.processor import INSTRUCTIONS
 from export.latency.machine_limits import Limits
-from export.latency.measure import LatencyVariant, summarize
+from export.latency.measure import LatencyVariant
 from pipelines.engine.environment import package_versions
 from pipelines.engine.runner import run_pipeline
 from pipelines.engine.stage import Artifact, BaseModelReference, Inputs
@@ -126,18 +126,23 @@ def test_every_latency_has_its_share_of_the_machines_limit(measured):
             # files leave out of the last block what the head does not read
             expected = pytest.approx(share) if row["runtime"] == "pytorch" else pytest.approx(0.75 * share, rel=0.3)
             assert cell["limit"] == "compute" and cell["limit_share"] == expected
+        for cell in row["real_lengths"]:
+            assert (
+                len(cell["batch_shapes"]) == cell["batches"] and sum(rows for rows, _ in cell["batch_shapes"]) == cell["rows"]
+            )
+            assert cell["limit"] == "compute" and cell["limit_share"] > 0
 
 
 def test_unmerged_deltas_are_part_of_the_least_time(tmp_path):
     """12 multiply-adds more for each of 16 tokens, by 12 weights."""
     shape = ModelShape(4, (LayerShape(1, 4, 8),), other=0, head=0, head_macs=8)
     row = Candidate("dense", "dense", "pytorch", "fp32", tmp_path, 1)
-    timing = summarize("dense", 2, 8, [1.0])
-    alone, beside = (costs.share_of(LIMITS, timing, row, shape, apart) for apart in (None, {"parameters": 12, "macs": 12}))
+    call = (1.0, [(2, 8)], row, shape)
+    alone, beside = (costs.share_of(LIMITS, *call, apart) for apart in (None, {"parameters": 12, "macs": 12}))
     assert beside["limit_share"] - alone["limit_share"] == pytest.approx(2 * 16 * 12 / 1e6)
     slow = replace(LIMITS, memory=1.0)
-    assert costs.share_of(slow, timing, row, shape) == {"limit_share": 4e3 * (64 + 64 + 8), "limit": "memory"}
-    assert costs.share_of(None, timing, row, shape) == {}
+    assert costs.share_of(slow, *call) == {"limit_share": 4e3 * (64 + 64 + 8), "limit": "memory"}
+    assert costs.share_of(None, *call) == {}
 
 
 def test_on_a_gpu_and_where_they_are_not_wanted_or_cannot_be_measured_there_are_no_limits(ready, monkeypatch):

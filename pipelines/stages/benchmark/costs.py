@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,6 @@ from compressor.models.first_token import reads_first_token
 from compressor.models.modules import STRUCTURES
 from compressor.pruning.weights import nonzeros
 from export.latency.machine_limits import Limits
-from export.latency.measure import Measurement
 from export.runtimes.runtime_registry import RUNTIMES
 from pipelines.engine.stage import Inputs
 from pipelines.stages.benchmark.measured_files import Candidate
@@ -88,19 +88,21 @@ def delta_of_dense(inputs: Inputs) -> dict[str, Any]:
 
 def share_of(
     limits: Limits | None,
-    timing: Measurement,
+    ms: float,
+    calls: Iterable[tuple[int, int]],
     row: Candidate,
     shape: ModelShape,
     apart: dict[str, int] | None = None,
-    computed: int | None = None,
     first: bool = False,
 ) -> dict[str, Any]:
-    """The share of the machine's limit that a candidate reaches at one shape; empty where it is unknown. `computed`: the tokens
-    of a row that a call computes, default all; `first`: the head reads the first token alone, and so do files."""
+    """The share of the machine's limit that a candidate reaches by calls that take `ms` together, each of (rows, tokens a row
+    that it computes); empty where it is unknown. `first`: the head reads the first token alone, and so do files."""
     if limits is None:
         return {}
-    length, beside = computed or timing.length, apart["macs"] if apart else 0
-    flops = shape.flops(length, timing.batch) + 2 * timing.batch * length * beside
-    if first and row.runtime in RUNTIMES:
-        flops -= timing.batch * shape.unread_flops(length)
-    return limits.share(row.precision, flops, shape.read_weights + beside, timing.p50)
+    beside = apart["macs"] if apart else 0
+
+    def flops(rows: int, length: int) -> float:
+        unread = rows * shape.unread_flops(length) if first and row.runtime in RUNTIMES else 0
+        return shape.flops(length, rows) + 2 * rows * length * beside - unread
+
+    return limits.share(row.precision, [flops(*call) for call in calls], shape.read_weights + beside, ms)

@@ -41,15 +41,17 @@ def quality_of(judged: MetricInputs, reference: MetricInputs, control: MetricInp
 def times_of(row: Candidate, model: ModelFacts, timings: Timings) -> dict[str, Any]:
     """A candidate's times, with the shares of the machine's limits that they are."""
 
-    def share(timing, **how) -> dict[str, Any]:
-        return share_of(timings.limits, timing, row, model.shape, model.apart, **how)
+    def record(timing, calls: Iterable[tuple[int, int]], first: bool = model.reads_first) -> dict[str, Any]:
+        share = share_of(timings.limits, timing.p50, calls, row, model.shape, model.apart, first)
+        return timing.to_json() | share
 
     every = (timings.shapes, timings.real, timings.further)
     shapes, real, further = ([timing for timing in made if timing.variant == row.name] for made in every)
     return {
-        "latency": [timing.to_json() | share(timing, first=model.reads_first) for timing in shapes],
-        "real_lengths": [timing.to_json() for timing in real],
-        "further_tokens": [timing.to_json() | share(timing, computed=1) for timing in further],
+        "latency": [record(timing, [(timing.batch, timing.length)]) for timing in shapes],
+        "real_lengths": [record(timing, timing.batch_shapes) for timing in real],
+        # one token at a time, and every one of them is read
+        "further_tokens": [record(timing, [(timing.batch, 1)], first=False) for timing in further],
         **timings.profiles.get(row.name, {}),
     }
 
