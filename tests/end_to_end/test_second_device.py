@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
+from tests.pipelines.test_teacher import write_texts
 from tests.second_device import REAL, second_device
 from tests.tiny import write_pipeline
 
@@ -35,13 +36,21 @@ STAGES = {
         {"prune": {"structure": "weights", "pattern": "2:4", "criterion": "taylor", "modules": "ffn_in"}},
         {"merge": None},
     ],
+    "texts": [
+        {"tune": {"method": "lora", "rank": 2, **FAST}},
+        {"prune": {"structure": "neurons", "criterion": "fisher", "remove": 0.5}},
+        {"recover": {"method": "full", "texts": "texts.txt", "augment": 1, "distill": "both", "steps": 6, "batch_size": 8}},
+        {"merge": None},
+    ],
 }
 
 
-@pytest.mark.parametrize("stages", [pytest.param("units", marks=pytest.mark.slow), "weights"])
+@pytest.mark.parametrize("stages", STAGES)
 def test_files_are_those_of_the_cpu(tmp_path, stages):
     def merged(name, device):
-        pipeline = load_pipeline(write_pipeline(tmp_path / name, stages=STAGES[stages], rows=80))
+        path = write_pipeline(tmp_path / name, stages=STAGES[stages], rows=80)
+        write_texts(path.parent / "texts.txt")
+        pipeline = load_pipeline(path)
         with device:
             result = run_pipeline(pipeline, tmp_path / name / "out")
         return load_file(result.artifacts["merge"].folder / "model.safetensors")
