@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compressor.arguments import require_all_of, require_one_of
+from compressor.arguments import require_all_of
 from compressor.errors import UserError
 from compressor.processor import weight_bits
 from export.runtimes.runtime import Device, PassProfile, Runtime, TensorSpec
@@ -140,20 +140,17 @@ def export_openvino(
     precisions: Sequence[str],
     rows: Sequence[dict[str, np.ndarray]] = (),
     excluded: Sequence[str] = (),
-    weight_bits: int | None = None,
 ) -> dict[str, Path]:
     """Write FOLDER/model.xml, model_int8.xml and model_bf16.xml, as in `precisions`; returns precision -> path.
 
     `graph` is the unfused fp32 graph (`export.graph.trace.trace`): the fused operators exist in ONNX Runtime only. `rows`
     are padded batches, int64 (batch, length), that int8 is calibrated on; the matrices `excluded` (names of
-    `export.graph.trace.matrices`) stay fp32 in it; `weight_bits` (7 or 8) is that of this processor unless it
-    is given (`compressor.processor`). Equal inputs give equal bytes.
-    Raises UserError E901 (extra missing), E605 (int8 without rows); ValueError for unknown precisions, matrices or widths.
+    `export.graph.trace.matrices`) stay fp32 in it, and its weights have the bits of this processor (`compressor.processor`).
+    Equal inputs give equal bytes.
+    Raises UserError E901 (extra missing), E605 (int8 without rows); ValueError for unknown precisions or matrices.
     """
     RUNTIME.require(writing=True)
     require_all_of("precisions", precisions, RUNTIME.precisions)
-    bits = RUNTIME.weight_bits() if weight_bits is None else weight_bits
-    require_one_of("weight_bits", bits, (7, 8))
     folder = Path(folder)
     if "int8" in precisions and not rows:
         raise UserError("E605", "static int8 needs rows to calibrate on", "Give training rows, or leave out int8")
@@ -174,7 +171,7 @@ def export_openvino(
             keep_axes(model)
             join_attention(model)
             if precision == "int8":
-                model = quantized_static(model, rows, excluded, bits)
+                model = quantized_static(model, rows, excluded, RUNTIME.weight_bits())
             # after NNCF, which corrects only a bias that is added to its product at once
             postpone_guards(model)
             if precision == "bf16":

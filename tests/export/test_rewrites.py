@@ -64,28 +64,30 @@ def check_equal(graph: onnx.ModelProto, model: torch.nn.Module) -> None:
         assert np.abs(live.run(None, feeds_of(live, batch))[0] - forward(batch)).max() < 1e-5
 
 
-@pytest.mark.parametrize(("architecture", "plan"), CASES)
-def test_attention_is_joined_and_computes_the_same(architecture, plan):
+def check_joined(joined: onnx.ModelProto, operator: str, architecture: str, plan: str) -> int:
+    """A graph with its attentions joined is valid and computes the same; returns how many are."""
     model, graph = traced(architecture, plan)
-    joined = joined_attention(graph)
     # the last block's attention, whose queries are those of the first token, stays
     attentions = LAYERS - 1 - (plan == "emptied")
-    assert (operators(joined)["Attention"], operators(joined)["Softmax"]) == (attentions, 1)
+    assert (operators(joined)[operator], operators(joined)["Softmax"]) == (attentions, 1)
     onnx.checker.check_model(joined, full_check=True)
     check_equal(joined, model)
-    assert operators(graph)["Softmax"] == attentions + 1 and not operators(graph)["Attention"]
+    assert operators(graph)["Softmax"] == attentions + 1 and not operators(graph)[operator]
+    return attentions
+
+
+@pytest.mark.parametrize(("architecture", "plan"), CASES)
+def test_attention_is_joined_and_computes_the_same(architecture, plan):
+    check_joined(joined_attention(traced(architecture, plan)[1]), "Attention", architecture, plan)
 
 
 @pytest.mark.parametrize(("architecture", "plan"), CASES)
 def test_heads_are_joined_and_compute_the_same(architecture, plan):
     """Behind projections of any kind: those stay as they are, but for their constant biases."""
-    model, graph = traced(architecture, plan)
+    _, graph = traced(architecture, plan)
     joined = joined_heads(graph)
-    attentions = LAYERS - 1 - (plan == "emptied")
-    assert (operators(joined)["MultiHeadAttention"], operators(joined)["Softmax"]) == (attentions, 1)
+    attentions = check_joined(joined, "MultiHeadAttention", architecture, plan)
     assert operators(joined)["MatMul"] == operators(graph)["MatMul"] - 2 * attentions
-    onnx.checker.check_model(joined, full_check=True)
-    check_equal(joined, model)
 
 
 @pytest.mark.parametrize(
