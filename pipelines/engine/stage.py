@@ -239,7 +239,8 @@ class Stage:
     configs need; `version` is increased when the stage's own results change. `run` names the function that does the work,
     "module:function": it is imported when the stage runs, because commands that must start fast read this table. The
     function writes into `workspace.folder` and returns JSON metadata. `check` looks at the stage's place in the pipeline;
-    `warns` says, for `compress check`, what is allowed before the stages that follow and may surprise.
+    `completed` gives values to keys that the file leaves out and that depend on the stages that follow, by the kinds of the
+    tasks; `warns` says, for `compress check`, what is allowed before these stages and may surprise.
     `plan` updates the closed-form account of `--dry-run`. `reads_data` puts the data files' hashes into the fingerprint;
     where it depends on the config it is a function of it. `scores_tests`: it also measures quality on the task's files that
     are only scored. `lengths` are the tokens per row in the config, by key, to be compared with the model's positions, and
@@ -268,6 +269,7 @@ class Stage:
     extras: Callable[[Any], tuple[str, ...]] = lambda config: ()
     version: int = 1
     check: Callable[[Any, tuple[Entry, ...]], Iterable[Problem]] = lambda config, earlier: ()
+    completed: Callable[[Any, Sequence[Entry], Sequence[str]], StageConfig] = lambda config, later, kinds: config
     warns: Callable[[Any, Sequence[Entry]], Iterable[str]] = lambda config, later: ()
     plan: Callable[[Any, Plan], Plan] = lambda config, plan: plan
     estimate: Callable[[Any, Plan, Plan, dict[str, Any]], dict[str, float]] = lambda config, plan, before, rows: {}

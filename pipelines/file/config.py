@@ -15,7 +15,7 @@ from compressor.tasks import TaskConfig
 from compressor.tasks.task_kind import kind_for
 from compressor.text_files import from_home
 from pipelines.engine import stage as stage_table
-from pipelines.engine.stage import Entry, Problem, Stage, StageConfig, load_stage
+from pipelines.engine.stage import Entry, Problem, Stage, StageConfig, entries_after, load_stage
 from pipelines.file.data_sources import expand_glue, fetch_all, use_hub_files
 from pipelines.file.faults import nearest, validated
 from pipelines.file.overrides import Preset, normalize, override, preset_keys, preset_wholes, raw_stages, stage_ids
@@ -136,7 +136,7 @@ def load_pipeline(
     # sorted: the order affects random numbers, and must not depend on the order in the file
     tasks = {name: with_paths(config, data) for name, config in sorted((top.tasks or {}).items())}
     command = command_of(path, overrides, presets)
-    stages = tuple(_with_files(entry, folder) for entry in entries)
+    stages = tuple(_with_files(_completed(entry, entries, top), folder) for entry in entries)
     return Pipeline(top.name, top.model, task, top.seed, top.threads, stages, folder, source, tasks, command, row)
 
 
@@ -164,6 +164,16 @@ def command_of(path: Path, overrides: Sequence[str], presets: Sequence[Preset] =
     return shlex.join(["compress", "run", file, *(word for text in settings for word in ("--set", text))])
 
 
+def _completed(entry: Entry, entries: Sequence[Entry], top: PipelineFile) -> Entry:
+    """The stage with the defaults that depend on the stages behind it."""
+    config = entry.row.completed(entry.config, entries_after(entry, entries), _kinds(top))
+    return replace(entry, config=config)
+
+
+def _kinds(top: PipelineFile) -> list[str]:
+    return [task.kind for task in (top.tasks or {"task": top.task}).values()]
+
+
 def _with_files(entry: Entry, folder: Path) -> Entry:
     """The stage with absolute paths of its data files."""
     paths = {key: folder / from_home(path) for key, path in entry.row.beside.files_of(entry.config).items()}
@@ -173,7 +183,7 @@ def _with_files(entry: Entry, folder: Path) -> Entry:
 def _unfit_faults(source: YamlSource, entries: Sequence[Entry], top: PipelineFile) -> Iterator[UserError]:
     """Fault of the first stage that does not support one task, or many, its kind or its main metric: the others would repeat
     it."""
-    kinds = [task.kind for task in (top.tasks or {"task": top.task}).values()]
+    kinds = _kinds(top)
     for place, entry in enumerate(entries):
         for problem in entry.row.with_tasks(entry.config, top.tasks is not None, kinds):
             where = source.where(source.locate(("stages", place, entry.name, *problem.key)))

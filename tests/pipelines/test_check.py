@@ -12,6 +12,7 @@ from compressor.tasks.rows import Split
 from compressor.tasks.task_kind import kind_of
 from pipelines.check.checkup import warnings_of
 from pipelines.engine.stage import Stage, StageConfig
+from pipelines.file.config import load_pipeline
 from tests.pipelines import toys
 from tests.pipelines.toys import tree
 from tests.tiny import write_pipeline
@@ -88,28 +89,57 @@ def test_check_as_json(compress, write):
     assert 0 < least < most and account["needs"]["memory_bytes"] > 1e9 and account["needs"]["disk_bytes"] > 0
 
 
+def with_target(target: dict, export: dict, deploy: dict | None) -> list:
+    """Stages with a speed-up as the target, and a deployment behind it where one is given."""
+    merge = [] if export.get("merge") is False else [{"merge": None}]
+    stages = [{"prune": {"target": {"speedup": 1.5, "length": 16, **target}}}, *merge, {"export": export}, {"deploy": deploy}]
+    return [STAGES[0], *stages[: -1 if deploy is None else None]]
+
+
+@pytest.mark.parametrize(
+    ("target", "export", "deploy", "timed"),
+    [
+        ({}, {}, {}, ("onnxruntime", "int8")),
+        ({}, {}, {"precision": "fp32"}, ("onnxruntime", "fp32")),
+        ({}, {"runtime": ["openvino"]}, {}, ("openvino", "int8")),
+        ({}, {"runtime": ["onnxruntime", "openvino"]}, {"runtime": "openvino", "precision": "fp32"}, ("openvino", "fp32")),
+        ({"precision": "fp32"}, {}, {}, ("onnxruntime", "fp32")),
+        ({"runtime": "openvino"}, {}, {}, ("openvino", "fp32")),
+        ({}, {}, None, ("onnxruntime", "fp32")),
+        ({}, {"precision": "auto"}, {}, ("onnxruntime", "fp32")),
+        ({}, {"precision": ["fp16"]}, {"device": "cuda"}, ("onnxruntime", "fp32")),
+    ],
+)
+def test_a_target_is_timed_in_the_file_that_is_deployed(write, target, export, deploy, timed):
+    pipeline = load_pipeline(write(stages=with_target(target, export, deploy)))
+    found = pipeline.stages[1].config.search.target
+    assert (found.runtime, found.precision) == timed
+
+
+def test_a_model_that_generates_is_timed_as_it_can_be(write):
+    """Its pass over a prompt, in fp32: the deployed int8 file would be E646."""
+    pipeline = load_pipeline(write("generation", with_target({}, {}, {"interfaces": ["text"]})))
+    assert pipeline.stages[1].config.search.target.precision == "fp32"
+
+
 @pytest.mark.parametrize(
     ("target", "export", "deploy", "told"),
     [
         (
+            {"runtime": "openvino"},
             {},
             {},
-            {},
-            ["timed in ONNX Runtime fp32, and ONNX Runtime int8 is deployed, which may gain less or more: name target.runtime"],
+            ["timed in OpenVINO fp32, and ONNX Runtime int8 is deployed, which may gain less or more: name target.runtime"],
         ),
-        ({}, {"runtime": ["openvino"]}, {"precision": "fp32"}, ["timed in ONNX Runtime fp32, and OpenVINO fp32 is deployed"]),
+        ({}, {}, {}, []),
         ({"precision": "fp32"}, {}, {}, []),
-        ({"precision": "int8"}, {}, {}, []),
-        ({}, {}, {"precision": "fp32"}, []),
         ({}, {"precision": "auto"}, {}, []),
         ({}, {}, None, []),
         ({}, {"merge": False}, {"precision": "fp32"}, ["merged deltas, and 'export' keeps them apart (merge: false)"]),
     ],
 )
 def test_a_target_of_another_file_than_the_deployed_one_is_told(compress, write, target, export, deploy, told):
-    merge = [] if export.get("merge") is False else [{"merge": None}]
-    stages = [{"prune": {"target": {"speedup": 1.5, "length": 16, **target}}}, *merge, {"export": export}, {"deploy": deploy}]
-    path = write(stages=[STAGES[0], *stages[: -1 if deploy is None else None]])
+    path = write(stages=with_target(target, export, deploy))
     code, shown, error = compress("check", path, "--json")
     assert (code, error) == (0, "")
     warnings = [text for text in json.loads(shown)["warnings"] if text.startswith("prune: ")]

@@ -16,20 +16,18 @@ from compressor.errors import UserError
 from compressor.methods import method
 from compressor.models.modules import MODULES, STRUCTURES, Modules
 from compressor.pruning_criteria import LOSS_POWER, SUMS, Criterion, Structure
-from export.runtimes.runtime_registry import RUNTIMES
 from pipelines.engine.stage import CountOrShare, Entry, Problem, Stage, StageConfig
 from pipelines.file import limits
 from pipelines.stages.prune import prune_weights
 from pipelines.stages.prune.prune_weights import WeightsItem
 from pipelines.stages.prune.targets import (
     ScoreSettings,
-    Target,
     TargetSearch,
     closed_form,
     surroundings,
-    timed_packages,
     widths,
 )
+from pipelines.stages.prune.timed_file import check_timed, in_deployed_file, warnings_of
 from pipelines.stages.training_config import DEFAULT_MODULES, merged_problems, on_of
 
 if TYPE_CHECKING:
@@ -300,46 +298,19 @@ def planned(search: TargetSearch, plan: Plan) -> Plan:
     return without_blocks(replace(plan, shape=shape), {place for place, block in enumerate(chosen or ()) if block is None})
 
 
-def check_timed(target: Target, plan: Plan) -> None:
-    """Raises UserError E646 where the timed file would be another than the one `export` writes, E242 where it writes two for a
-    model; E901 and E904 where this machine cannot time it."""
-    from compressor.models.hub import GENERATES, TEXT2TEXT, auto_class_of
-
-    timed_packages(target)
-    if auto_class_of(plan.model) == TEXT2TEXT:
-        what = f"a target of {target.goal} times one exported file, and a model from text to text is two"
-        raise UserError("E242", what, "Give a target of flops or parameters, or what to remove")
-
-    able = [row for row in RUNTIMES.values() if row.generating]
-    written = RUNTIMES[target.runtime] in able and target.precision == "fp32"
-    if auto_class_of(plan.model) == GENERATES and not written:
-        titles = " or ".join(row.title for row in able)
-        what = f"of a model that generates the pass over a prompt is timed, in fp32 by {titles} alone"
-        raise UserError("E646", what, "Leave out target.runtime and target.precision")
-
-
 def lengths(config: PruneConfig) -> Iterable[tuple[tuple[str | int, ...], int]]:
     """The row length in tokens that a target refers to; none for a target of parameters."""
     if config.search and config.search.target.goal != "parameters" and config.search.target.lengths == "fixed":
         yield ("search", "target", "length"), config.search.target.length
 
 
+def completed(config: PruneConfig, later: Sequence[Entry], kinds: Sequence[str]) -> PruneConfig:
+    update = {"search": in_deployed_file(config.search, later, kinds)} if config.search else {}
+    return config.model_copy(update=update)
+
+
 def warns(config: PruneConfig, later: Sequence[Entry]) -> Iterable[str]:
-    """Where the target's time is not that of the file that will be deployed."""
-    exports = [entry for entry in later if entry.row.exports]
-    if not (config.search and config.search.target.timed and exports):
-        return
-    target, exported = config.search.target, exports[0].config
-    if not exported.merge:
-        yield f"the target is timed with merged deltas, and '{exports[0].id}' keeps them apart (merge: false), which is slower"
-    served = next((entry.config for entry in later if entry.row.serves), None)
-    if served is None or served.device != "cpu" or "precision" in target.model_fields_set:
-        return
-    timed, chosen = (target.runtime, target.precision), served.of_exported(exported)
-    if chosen not in (None, timed):
-        one, other = (f"{RUNTIMES[runtime].title} {precision}" for runtime, precision in (timed, chosen))
-        fix = "name target.runtime and target.precision"
-        yield f"the target is timed in {one}, and {other} is deployed, which may gain less or more: {fix}"
+    return warnings_of(config.search.target, later) if config.search else ()
 
 
 SECONDS_A_TABLE = 60.0
@@ -381,6 +352,7 @@ STAGE = Stage(
     removes=True,
     outcome="pruned",
     check=check,
+    completed=completed,
     warns=warns,
     plan=plan,
     estimate=estimate,

@@ -29,6 +29,7 @@ from export.graph.trace import GRAPHS
 from export.latency.core_time import disturbance
 from export.latency.passes import Pass, passes_of, rows_of
 from export.latency.table import KNOTS, LatencyTable, Workload, exported, measure_table, steps, times_of, turns
+from export.runtimes.runtime_registry import RUNTIMES
 from pipelines.engine.environment import distribution
 from pipelines.engine.stage import Inputs, Workspace
 from pipelines.engine.store import fingerprint
@@ -316,7 +317,8 @@ def meet(
     sentence = f"target {target.say(target.value)}, {say_tried(target, record['tried'] or [record])}{which}"
     if why := disturbance_of(target, tried):
         sentence = f"{sentence}; {why} ({AGAIN})"
-    workspace.say(sentence)
+    timed_in = f" ({RUNTIMES[target.runtime].title} {target.precision})" if target.timed else ""
+    workspace.say(f"{sentence}{timed_in}")
     return {**record, "told": sentence}
 
 

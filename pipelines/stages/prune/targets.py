@@ -40,7 +40,10 @@ class Target(BaseModel):
     lengths: Literal["fixed", "data"] = Field(
         default="fixed", description="what is timed: rows of `length` tokens, or validation rows of their own lengths"
     )
-    runtime: Literal[*CPU_RUNTIMES] = Field(default=DEFAULT.key, description="the runtime in which it is measured")
+    runtime: Literal[*CPU_RUNTIMES] = Field(
+        default=DEFAULT.key,
+        description="the runtime in which it is measured; without it and precision, those of the file that `deploy` serves",
+    )
     precision: Literal[*CPU_PRECISIONS] = Field(default="fp32", description="precision of the measured files")
     rounds: int = Field(default=20, ge=3, le=limits.ROUNDS, description="rounds of the measurement")
 
