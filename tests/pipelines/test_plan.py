@@ -165,7 +165,7 @@ def test_which_methods_leave_a_delta_to_prune_by(config, touches):
     """The plan and the check of the file say the same: no training is spent on what cannot be pruned by it."""
     config = TuneConfig(**config)
     assert set(tuned_modules(tune_plan(config, start("bert")))) == ({"query", "value"} if touches else set())
-    heads = PruneConfig(items=[{"structure": "heads", "remove": 1}])
+    heads = PruneConfig(items=[{"structure": "heads", "criterion": "delta", "remove": 1}])
     faults = [one.code for one in prune_check(heads, (Entry("tune", "tune", config),))]
     assert faults == ([] if touches else ["E502"])
 

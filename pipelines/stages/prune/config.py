@@ -46,9 +46,9 @@ class PruneItem(BaseModel):
 
     structure: Structure = Field(description="weights: another kind of item, with a pattern")
     criterion: Criterion = Field(
-        default="delta",
-        description="removed first: least tuned (delta), smallest (weight), least needed by the loss (taylor, fisher) or by "
-        "the hidden states, the rest refitted (reconstruction)",
+        default="taylor",
+        description="removed first: least needed by the loss (taylor, fisher) or by the hidden states, the rest refitted "
+        "(reconstruction), least tuned (delta, the papers' score), smallest (weight)",
     )
     scope: Literal["layer", "global"] = Field(
         default="layer", description="the same count in every layer, or the lowest of the whole model (always so for layers)"
