@@ -120,6 +120,7 @@ RUNTIME = OpenVINO(
     reporters=("openvino_telemetry",),
     instructions={"bf16": ("amx_bf16", "avx512_bf16")},
     tiles={"int8": 64, "bf16": 32},
+    int8_wants_vnni=True,
     calibrated=True,
     symbols={"fp32": "circle-open", "int8": "diamond-open", "bf16": "square-open"},
     backend="openvino",

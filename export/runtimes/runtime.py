@@ -127,6 +127,8 @@ class Runtime:
     """Precision -> instruction sets (of `compressor.processor`) of which the CPU needs one to compute in it."""
     tiles: Mapping[str, int] = field(default_factory=dict)
     """Precision -> columns of a matrix that its CPU kernels compute at a time, where other widths are slower (measured)."""
+    int8_wants_vnni: bool = False
+    """Whether its int8 takes longer than its fp32 on an x86 processor without VNNI (measured: docs/results/peers_avx2.md)."""
     calibrated: bool = False
     """Whether the activations of its int8 have scales that are calibrated on training rows (static int8)."""
     optimizes: bool = False

@@ -147,6 +147,24 @@ def test_a_target_of_another_file_than_the_deployed_one_is_told(compress, write,
 
 
 @pytest.mark.parametrize(
+    ("export", "bits", "told"),
+    [
+        ({"runtime": ["onnxruntime", "openvino"]}, 7, ["without it OpenVINO int8 takes longer than OpenVINO fp32"]),
+        ({"runtime": ["openvino"], "precision": ["fp32"]}, 7, []),
+        ({"runtime": ["openvino"], "precision": "auto"}, 7, []),
+        ({"runtime": ["openvino"]}, 8, []),
+        ({}, 7, []),
+    ],
+)
+def test_int8_that_is_no_gain_on_this_machine_is_told(compress, write, monkeypatch, export, bits, told):
+    monkeypatch.setattr("pipelines.stages.export.config.weight_bits", lambda: bits)
+    code, shown, error = compress("check", write(stages=[*STAGES[:2], {"export": export}]), "--json")
+    warnings = [text for text in json.loads(shown)["warnings"] if text.startswith("export: ")]
+    assert (code, error) == (0, "")
+    assert len(warnings) == len(told) and all(words in text for words, text in zip(told, warnings, strict=True)), warnings
+
+
+@pytest.mark.parametrize(
     ("kind", "says"),
     [
         ("regression", "160 rows; mean 2."),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator
@@ -123,6 +123,15 @@ def check(config: ExportConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]
             yield Problem("E641", "only precision: auto uses this key", "Remove it, or write precision: auto", (key,))
 
 
+def warns(config: ExportConfig, later: Sequence[Entry]) -> Iterable[str]:
+    """Where int8 is asked for that is no gain on this machine; `auto` measures that."""
+    if config.auto or weight_bits() == 8:
+        return
+    for row in (RUNTIMES[name] for name in config.runtime if "int8" in config.precisions_of(name)):
+        if row.int8_wants_vnni:
+            yield f"this processor has no VNNI: without it {row.title} int8 takes longer than {row.title} fp32"
+
+
 def plan(config: ExportConfig, plan: Plan) -> Plan:
     """Raises UserError E644 where `merge: false` is impossible, E646 for what a generative model does not support."""
     from compressor.deltas.factored import require_factorable
@@ -192,6 +201,7 @@ STAGE = Stage(
     version=11,
     run="pipelines.stages.export.run:run",
     check=check,
+    warns=warns,
     plan=plan,
     estimate=estimate,
     lengths=lambda config: [(("length",), config.length)] if config.length else [],
