@@ -25,8 +25,8 @@ from benchmarks.record import plain
 from compressor.models.anatomy import layers_of
 from compressor.models.hub import resolve
 from compressor.processor import default_threads, processor
-from export.latency.measure import measure
-from export.latency.table import exported
+from export.graph.trace import trace
+from export.latency.measure import LatencyVariant, measure
 from export.runtimes.runtime_registry import CPU_RUNTIMES, RUNTIMES
 from pipelines.engine.environment import distribution
 from pipelines.engine.store import write_atomic
@@ -35,33 +35,40 @@ VOCABULARY = 1000
 AGAIN = "again"
 
 
-def files() -> Iterator[tuple[str, str]]:
-    """(runtime, precision) of every kind of file that this CPU computes."""
-    for runtime in CPU_RUNTIMES:
-        row = RUNTIMES[runtime]
-        yield from ((runtime, one) for one in row.precisions if row.is_for(one, "cpu") and row.computes(one))
+def precisions(runtime: str) -> list[str]:
+    """Those in which this CPU computes the files of a runtime."""
+    row = RUNTIMES[runtime]
+    return [one for one in row.precisions if row.is_for(one, "cpu") and row.computes(one)]
 
 
-def factors(folder: Path, runtime: str, precision: str, options: argparse.Namespace) -> dict[str, tuple[float, float, float]]:
-    """Of every width, and of the control: the median of time over dense time, and its quartiles."""
-    dense = layers_of(pruned(folder, 0, 0))[0].neurons
+def factors(folder: Path, runtime: str, options: argparse.Namespace) -> Iterator[tuple[str, dict[str, tuple[float, ...]]]]:
+    """Of every precision: of every width, and of the control, the median of time over dense time, and its quartiles."""
+    row, dense = RUNTIMES[runtime], layers_of(pruned(folder, 0, 0))[0].neurons
     widths = {str(width): width for width in range(dense, round(dense * options.least) - 1, -options.step)} | {AGAIN: dense}
     sample = encoding(8, [options.length] * 8, VOCABULARY)
+    variants: dict[str, list[LatencyVariant]] = {precision: [] for precision in precisions(runtime)}
     with tempfile.TemporaryDirectory() as scratch:
-        variants = [
-            exported(name, pruned(folder, 0, 1 - width / dense), sample, Path(scratch), precision, runtime)
-            for name, width in widths.items()
-        ]
-        shape = (options.batch, options.length)
-        times = {row.variant: row.samples_ms for row in measure(variants, [shape], options.rounds, threads=options.threads)}
-    against = times[str(dense)]
-    ratios = {name: [one / other for one, other in zip(times[name], against, strict=True)] for name in widths}
+        for name, width in widths.items():
+            model = pruned(folder, 0, 1 - width / dense)
+            settings = {"precisions": precisions(runtime), "rows": [sample], "fuse": row.can_fuse(model)}
+            files = row.write(trace(model, sample), Path(scratch) / name, **settings)
+            for precision, path in files.items():
+                variants[precision].append(LatencyVariant(name, runtime, path, vocabulary=model.config.vocab_size))
+        for precision, found in variants.items():
+            yield precision, against(found, str(dense), options)
+
+
+def against(variants: list[LatencyVariant], dense: str, options: argparse.Namespace) -> dict[str, tuple[float, ...]]:
+    """Of every file: the median of its time over that of the file `dense`, and the quartiles."""
+    measured = measure(variants, [(options.batch, options.length)], options.rounds, threads=options.threads)
+    times = {row.variant: row.samples_ms for row in measured}
+    ratios = {name: [one / other for one, other in zip(row, times[dense], strict=True)] for name, row in times.items()}
     return {name: (statistics.median(row), *statistics.quantiles(row, n=4)[::2]) for name, row in ratios.items()}
 
 
 def table(folder: Path, options: argparse.Namespace) -> tuple[list[str], float]:
     """The rows of a model's table, and the worst control's distance from 1."""
-    found = {(runtime, precision): factors(folder, runtime, precision, options) for runtime, precision in files()}
+    found = {(runtime, key): ratios for runtime in CPU_RUNTIMES for key, ratios in factors(folder, runtime, options)}
     titles = [f"{RUNTIMES[runtime].title} {precision}" for runtime, precision in found]
     lines = [f"| neurons a block | {' | '.join(titles)} |", "|--:|" + "--:|" * len(titles)]
     for name in next(iter(found.values())):

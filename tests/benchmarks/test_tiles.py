@@ -19,10 +19,12 @@ def test_every_width_is_timed_against_the_dense_file(tmp_path, monkeypatch, agai
     folder = write_model(tmp_path / "model")
     assert layers_of(build(folder, ["0", "1"]))[0].neurons == 24
     monkeypatch.setattr(tiles, "measure", measured)
-    monkeypatch.setattr(tiles, "files", lambda: [("onnxruntime", "fp32")])
+    monkeypatch.setattr(tiles, "CPU_RUNTIMES", ["onnxruntime"])
+    monkeypatch.setattr(tiles, "precisions", lambda runtime: ["fp32", "int8"])
     options = ["--step", "8", "--least", "0.6", "--batch", "2", "--length", "8", "--rounds", "4", "--out", str(tmp_path)]
     monkeypatch.setattr("sys.argv", ["tiles.py", str(folder), *options])
     assert tiles.main() == code
+    same, wider = "1.000 (1.000 to 1.000)", "1.200 (1.200 to 1.200)"
     rows = [line for line in (tmp_path / "tiles.md").read_text().splitlines() if line.startswith("| ")]
-    assert rows[1:3] == ["| 24 | 1.000 (1.000 to 1.000) |", "| 16 | 1.200 (1.200 to 1.200) |"]
+    assert rows[1:3] == [f"| {width} | {cell} | {cell} |" for width, cell in (("24", same), ("16", wider))]
     assert rows[3].startswith("| dense, again (A/A) | ")
