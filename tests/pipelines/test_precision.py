@@ -14,6 +14,7 @@ from compressor.errors import CheckError
 from compressor.tasks.data import Data, TokenRows
 from compressor.tasks.features import predict, torch_forward
 from compressor.tasks.task_kind import kind_of
+from export.runtimes.runtime_registry import RUNTIMES
 from export.runtimes.sessions import run as run_session
 from export.runtimes.sessions import session
 from pipelines.engine.stage import Inputs
@@ -69,6 +70,8 @@ def kept(tmp_path_factory):
         model.bert.encoder.layer[1].intermediate.dense.bias[0] = 3000.0
         model.bert.encoder.layer[1].output.dense.weight[:, 0] = 0.0
     with pytest.MonkeyPatch.context() as patch:
+        apart = {"model_int8.onnx": 2}  # as if a file had been written so
+        patch.setattr(type(RUNTIMES["onnxruntime"]), "attentions_apart", lambda _, path: apart.get(path.name, 0))
         made, account, said, data = chosen(folder, patch, model)
     return made.parity, made.files, account, folder, said, data
 
@@ -86,6 +89,8 @@ def test_only_the_matrix_that_int8_breaks_stays_in_fp32(kept):
     assert list(files) == ["onnxruntime"] and list(files["onnxruntime"]) == ["fp32", "int8"]
     assert [record["passed"] for record in records] == [True, True]
     assert "kept: ONNX int8, 1 matrix in fp32, 2.00 x the speed of fp32" in said
+    told = "compressed: PyTorch -> ONNX int8: 2 attentions are several operators each, which is slower than one"
+    assert told in said and [line for line in said if "several operators" in line] == [told]
     json.dumps(account)
 
 

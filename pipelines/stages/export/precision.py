@@ -31,6 +31,7 @@ from pipelines.stages.export.exported import (
     in_fp32,
     left_out,
     record,
+    say_apart,
     say_result,
     traced,
     write_runtime,
@@ -64,6 +65,7 @@ def choose_precision(
             shutil.copytree(path.parent, workspace.folder / COMPRESSED, dirs_exist_ok=True)
             at_home = replace(search.compared[path], path=workspace.folder / COMPRESSED / path.name)
             files[trial.precision] = record(COMPRESSED, at_home, trial.precision, data)
+            say_apart(at_home.result.hop, files[trial.precision], workspace.say)
     records = [search.compared[path].result.to_json() for path in chosen]
     return Exported({kept.runtime: files}, records, failures), search.account(kept, tried)
 
