@@ -29,7 +29,7 @@ def scaled_apart(graph: onnx.ModelProto) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in ("bert", "qwen3") else pytest.mark.slow) for name in WITH_PREFIXES]
+    "name", [pytest.param(name, marks=() if name == "bert" else pytest.mark.slow) for name in WITH_PREFIXES]
 )
 def test_prefixes_are_traced_in_the_plain_form(name):
     """A row without any token attends to the prefixes alone, as in PyTorch."""
@@ -42,6 +42,7 @@ def test_prefixes_are_traced_in_the_plain_form(name):
     assert np.abs(run(plain_session(graph), batch) - torch_forward(model)(batch)).max() < 1e-5
 
 
+@pytest.mark.slow
 def test_a_bias_of_fewer_heads_takes_one_operator_more():
     graphs = []
     for plan in ({}, {0: Removal([0])}):
