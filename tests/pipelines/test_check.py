@@ -89,6 +89,14 @@ def test_check_as_json(compress, write):
     assert 0 < least < most and account["needs"]["memory_bytes"] > 1e9 and account["needs"]["disk_bytes"] > 0
 
 
+def check_warnings(compress, path, stage: str, told: list[str]) -> None:
+    """`compress check` finds no fault, and its warnings of a stage have these words, in this order."""
+    code, shown, error = compress("check", path, "--json")
+    assert (code, error) == (0, "")
+    warnings = [text for text in json.loads(shown)["warnings"] if text.startswith(f"{stage}: ")]
+    assert len(warnings) == len(told) and all(words in text for words, text in zip(told, warnings, strict=True)), warnings
+
+
 def with_target(target: dict, export: dict, deploy: dict | None) -> list:
     """Stages with a speed-up as the target, and a deployment behind it where one is given."""
     merge = [] if export.get("merge") is False else [{"merge": None}]
@@ -132,18 +140,17 @@ def test_a_model_that_generates_is_timed_as_it_can_be(write):
             ["timed in OpenVINO fp32, and ONNX Runtime int8 is deployed, which may gain less or more: name target.runtime"],
         ),
         ({}, {}, {}, []),
+        ({}, {"runtime": ["openvino"]}, {"precision": "fp32"}, []),
         ({"precision": "fp32"}, {}, {}, []),
+        ({"precision": "int8"}, {}, {}, []),
+        ({}, {}, {"precision": "fp32"}, []),
         ({}, {"precision": "auto"}, {}, []),
         ({}, {}, None, []),
         ({}, {"merge": False}, {"precision": "fp32"}, ["merged deltas, and 'export' keeps them apart (merge: false)"]),
     ],
 )
 def test_a_target_of_another_file_than_the_deployed_one_is_told(compress, write, target, export, deploy, told):
-    path = write(stages=with_target(target, export, deploy))
-    code, shown, error = compress("check", path, "--json")
-    assert (code, error) == (0, "")
-    warnings = [text for text in json.loads(shown)["warnings"] if text.startswith("prune: ")]
-    assert len(warnings) == len(told) and all(words in text for words, text in zip(told, warnings, strict=True)), warnings
+    check_warnings(compress, write(stages=with_target(target, export, deploy)), "prune", told)
 
 
 @pytest.mark.parametrize(
@@ -158,10 +165,7 @@ def test_a_target_of_another_file_than_the_deployed_one_is_told(compress, write,
 )
 def test_int8_that_is_no_gain_on_this_machine_is_told(compress, write, monkeypatch, export, bits, told):
     monkeypatch.setattr("pipelines.stages.export.config.weight_bits", lambda: bits)
-    code, shown, error = compress("check", write(stages=[*STAGES[:2], {"export": export}]), "--json")
-    warnings = [text for text in json.loads(shown)["warnings"] if text.startswith("export: ")]
-    assert (code, error) == (0, "")
-    assert len(warnings) == len(told) and all(words in text for words, text in zip(told, warnings, strict=True)), warnings
+    check_warnings(compress, write(stages=[*STAGES[:2], {"export": export}]), "export", told)
 
 
 @pytest.mark.parametrize(
