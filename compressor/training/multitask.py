@@ -27,7 +27,7 @@ from compressor.models.hub import head_names, weightless_model
 from compressor.tasks import TaskConfig
 from compressor.tasks.reading import read_task
 from compressor.tasks.task_kind import kind_of
-from compressor.training.trainer import TrainingRows
+from compressor.training.training_rows import TrainingRows
 
 
 def probabilities(sizes: Sequence[int], temperature: float) -> np.ndarray:

@@ -6,9 +6,7 @@ An interrupted training resumes from its last checkpoint and gives bit-identical
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,11 +21,7 @@ from compressor.deltas.links import Change, settle_links
 from compressor.deltas.sources import settle_prototypes
 from compressor.selection.growth import Grower, ScalarAdamW, grower_of
 from compressor.selection.within import thaw
-from compressor.tasks.features import length_of, output_length, pad
-from compressor.tasks.kinds.classification import KIND as CLASSIFICATION
-from compressor.tasks.predictions import cut, spread
-from compressor.tasks.rows import Labels
-from compressor.tasks.task_kind import TaskKind
+from compressor.tasks.features import length_of
 from compressor.training.callbacks import CLIP, DenseLinks, Grow, Report, Save
 from compressor.training.distillation import HiddenTeacher
 from compressor.training.divergence import Watch, mask_parameters
@@ -35,65 +29,8 @@ from compressor.training.keep_best import KeepBest
 from compressor.training.mixed_precision import computed, widened
 from compressor.training.processes import agreed, divided_cores, helping, launched, rank, wait
 from compressor.training.schedule import Precision, Schedule
+from compressor.training.training_rows import Collator, TrainingRows
 from compressor.training.unfinished import ARRAYS_OF_ANY_NUMPY, load_changing, newest, save_changing, seal
-
-
-class TrainingRows(torch.utils.data.Dataset):
-    """Token lists with labels and, for distillation, the teacher's outputs (`tasks.predictions.by_row`), all row by row;
-    the loss is that of `kind`. Raises ValueError for no rows, and for others than there are labels or outputs."""
-
-    def __init__(
-        self,
-        rows: Sequence[dict[str, list[int]]],
-        labels: Labels,
-        teacher: Sequence[np.ndarray] | None = None,
-        kind: TaskKind = CLASSIFICATION,
-    ):
-        if not len(rows):
-            raise ValueError("rows is empty: there is nothing to train on")
-        for what, given in (("labels", labels), ("outputs of a teacher", teacher)):
-            if given is not None and len(given) != len(rows):
-                raise ValueError(f"{len(rows)} rows and {len(given)} {what}")
-        self.rows, self.labels, self.teacher, self.kinds = rows, labels, teacher, (kind,)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> dict:
-        item = {**self.rows[index], "labels": self.labels[index]}
-        return item if self.teacher is None else {**item, "teacher": self.teacher[index]}
-
-
-@dataclass(frozen=True)
-class Collator:
-    """Items -> a right-padded batch of tensors.
-
-    Of several `processes`, number `rank` gets every `processes`-th item. Its batch then contains `rows`, the number of all
-    items, and `weight`, that of its mean in the mean over the processes: 0 where it has an item only to compute something.
-    """
-
-    pad_id: int
-    rank: int = 0
-    processes: int = 1
-
-    def __call__(self, items: list[dict]) -> dict[str, Any]:
-        if self.processes == 1:
-            return self._batch(items)
-        share = items[self.rank :: self.processes]
-        weight = len(share) * self.processes / len(items)
-        return {**self._batch(share or items[:1]), "rows": len(items), "weight": weight}
-
-    def _batch(self, items: list[dict]) -> dict[str, Any]:
-        extra = ("labels", "teacher", "task")
-        batch = pad([{key: value for key, value in item.items() if key not in extra} for item in items], self.pad_id)
-        tensors = {key: torch.from_numpy(value) for key, value in batch.items()}
-        labels = cut(torch.from_numpy(np.array([item["labels"] for item in items])), output_length(batch))
-        tensors["labels"] = labels
-        if "teacher" in items[0]:
-            tensors["teacher"] = torch.from_numpy(spread([item["teacher"] for item in items], labels.numpy()))
-        if "task" in items[0]:  # the same in every item
-            tensors["task"] = items[0]["task"]
-        return tensors
 
 
 class SeededGroups(LengthGroupedSampler):

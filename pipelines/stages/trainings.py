@@ -36,7 +36,8 @@ from compressor.training.distillation import HiddenTeacher
 from compressor.training.keep_best import KeepBest
 from compressor.training.processes import helping, launched
 from compressor.training.schedule import Schedule
-from compressor.training.trainer import TrainingRows, train
+from compressor.training.trainer import train
+from compressor.training.training_rows import TrainingRows
 from pipelines.engine.stage import Inputs, Progress, Workspace
 from pipelines.stages.generated_texts import main_score, with_texts
 from pipelines.stages.loading import load_model, publish_model, quality_of, recorded, score_tests

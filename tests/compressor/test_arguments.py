@@ -18,7 +18,8 @@ from compressor.pruning.weights import hide_lowest, importance, loss_importance
 from compressor.storage import delta_file
 from compressor.tasks.features import predict, torch_forward
 from compressor.training.schedule import Schedule
-from compressor.training.trainer import TrainingRows, train
+from compressor.training.trainer import train
+from compressor.training.training_rows import TrainingRows
 from tests.compressor.conftest import encoding, tiny, tuned
 from tests.compressor.training_parts import rows_of
 from tests.tiny import write_model

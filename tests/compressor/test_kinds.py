@@ -22,7 +22,7 @@ from compressor.tasks.predictions import IGNORED, by_row, spread
 from compressor.tasks.reading import read_task
 from compressor.tasks.task_kind import kind_of
 from compressor.tasks.texts import new_texts, read_texts
-from compressor.training.trainer import Collator, TrainingRows
+from compressor.training.training_rows import Collator, TrainingRows
 from export.parity.compare import in_other_batches
 from serving.clients.by_choice import best_choices
 from tests.tiny import WRITERS, write_model

@@ -38,7 +38,7 @@ from compressor.tasks.kinds.text2text import KIND
 from compressor.tasks.predictions import IGNORED
 from compressor.tasks.reading import read_task
 from compressor.training.distillation import HiddenTeacher
-from compressor.training.trainer import Collator, TrainingRows
+from compressor.training.training_rows import Collator, TrainingRows
 from pipelines.check.checkup import facts_of, warnings_of
 from tests.compressor.conftest import tiny, tuned
 from tests.tiny import WORDS, write_model

@@ -36,7 +36,7 @@ from compressor.tasks.reading import read_task
 from compressor.tasks.rows import Split
 from compressor.tasks.task_kind import kind_of
 from compressor.training.distillation import HiddenTeacher
-from compressor.training.trainer import Collator, TrainingRows
+from compressor.training.training_rows import Collator, TrainingRows
 from export.parity.compare import compare, in_other_batches
 from tests.compressor.conftest import encoding, tiny
 from tests.tiny import write_model

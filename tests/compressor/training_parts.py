@@ -26,7 +26,8 @@ from compressor.training.distillation import HiddenTeacher
 from compressor.training.keep_best import KeepBest
 from compressor.training.multitask import Mixture, join_heads
 from compressor.training.schedule import Schedule
-from compressor.training.trainer import TrainingRows, train, trainer_of
+from compressor.training.trainer import train, trainer_of
+from compressor.training.training_rows import TrainingRows
 from compressor.training.unfinished import changing
 from tests.compressor.conftest import OPTIONS, PLAN, prepared, tiny
 
