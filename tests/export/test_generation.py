@@ -236,7 +236,7 @@ def test_what_is_refused(exported, tmp_path):
     with pytest.raises(UserError, match=r"E602 .*no export of a model that generates"):
         open_generator(tmp_path)
     with pytest.raises(UserError, match=r"E602 .*no model was exported in fp16.*fp32"):
-        open_generator(exported("gpt2", "cut").folder, "fp16")
+        open_generator(exported("llama", "cut").folder, "fp16")
 
 
 def heavier(proto):
