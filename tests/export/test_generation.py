@@ -241,7 +241,8 @@ def test_what_is_refused(exported, tmp_path):
 
 def heavier(proto):
     """The last block's attention gives on three times what it should."""
-    weight = next(one for one in proto.graph.initializer if one.name == "model.transformer.h.1.attn.c_proj.weight")
+    product = next(node for node in proto.graph.node if node.name == "model.model.layers.1.self_attn.o_proj")
+    weight = next(one for one in proto.graph.initializer if one.name == product.input[1])
     weight.CopyFrom(numpy_helper.from_array(3 * numpy_helper.to_array(weight), weight.name))
 
 
@@ -259,7 +260,7 @@ def swapped(proto):
 )
 def test_a_wrong_graph_is_not_published(spoil, suspect, exported, tmp_path, monkeypatch):
     """The line tells which block it is (as the dense model counts them), or that it is none."""
-    folder = exported("gpt2", "cut").folder
+    folder = exported("llama", "cut").folder
     graph = onnx.load(folder / "model.onnx")
     spoil(graph)
     monkeypatch.setattr("export.standalone.folder.trace_generator", lambda model: {"model": graph})
