@@ -79,6 +79,7 @@ class EmbeddedServer:
         self._claim: IO[str] | None = None
         self._sockets: dict[str, socket.socket] = {}
         self._announced: int | None = None
+        self._loaded: Sequence[str] = ()
         self._secret = secrets.token_hex()
 
     @property
@@ -127,6 +128,7 @@ class EmbeddedServer:
     def _link(self, models: Sequence[str]) -> None:
         """Create links to the models to load, and no others: without model control Triton loads a whole repository."""
         self._linked.mkdir()
+        self._loaded = sorted(models)
         for name in models:
             (self._linked / name).symlink_to((self.repository / name).resolve(), target_is_directory=True)
 
@@ -189,12 +191,14 @@ class EmbeddedServer:
         ]
 
     def _models_now(self) -> Sequence[str]:
-        """With model control: the models to start with, or to start again with. Raises UserError E724."""
-        if self.triton is None:
-            return model_names(self._linked)
-        loaded = set(self.triton.stubs.values()) & set(model_names(self.repository))
-        refuse_code(self.repository, sorted(loaded))
-        return sorted(loaded)
+        """With model control: the models to start with, or those of the last Triton that was ready. Raises UserError E724."""
+        if self.triton is not None:
+            if self.triton.ready:
+                self._loaded = sorted(set(self.triton.stubs.values()))
+            there = model_names(self.repository)
+            self._loaded = [name for name in self._loaded if name in there]
+            refuse_code(self.repository, self._loaded)
+        return self._loaded
 
     def follow_loads(self) -> None:
         """Record the processes of models that were loaded or unloaded, and close their shared memory to other users."""

@@ -42,6 +42,8 @@ STUB_DIED = re.compile(r"error while loading shared libraries: .+|.*'_recursion_
 NOT_LOADED = re.compile(r"(?:failed to load|Poll failed for model directory) '(.+?)'(?: version \d+)?: (.*?)(?:\\n|\"?$)", re.M)
 NOISE = re.compile(r"NODELAY NOT SUPPORTED|^\s*$|^ *\d+# 0x")
 """Lines that say nothing: about Unix sockets, and the addresses of a stack."""
+UNNAMED = "?"
+"""The model of a process that shows no arguments, because it has ended."""
 
 
 class PortTaken(UserError):
@@ -65,6 +67,7 @@ class TritonProcess:
     def __init__(self, bundle: Bundle, stage: Path, options: Sequence[str], log_path: Path, shown: Mapping[str, str]):
         self.stage, self.log_path, self.shown = stage, log_path, shown
         self._log_start = log_path.stat().st_size if log_path.is_file() else 0
+        self.ready = False
         self.stubs: dict[int, str] = {}
         with log_path.open("ab") as log:
             fcntl.flock(log, fcntl.LOCK_SH)  # held as long as Triton has the file open: see watch.new_log
@@ -93,13 +96,16 @@ class TritonProcess:
             time.sleep(0.05)
         close_to_others(self.stage.name)
         self.find_stubs()
+        self.ready = True
 
     def find_stubs(self) -> None:
         """Record the model processes: more, or others, after a model was loaded or unloaded."""
         found = stubs_of(self.process.pid)
         # one that ended since the last look stays, under the name that it had
         self.stubs = {
-            pid: self.stubs.get(pid, model) for pid, model in found.items() if pid in self.stubs or not ended_with(pid)
+            pid: self.stubs.get(pid, UNNAMED) if model == UNNAMED else model
+            for pid, model in found.items()
+            if pid in self.stubs or not ended_with(pid)
         }
 
     def fault(self) -> UserError | None:
@@ -151,7 +157,7 @@ def stubs_of(group: int) -> dict[int, str]:
         with contextlib.suppress(OSError):
             if os.getpgid(int(path.name)) == group and int(path.name) != group:
                 arguments = (path / "cmdline").read_text(errors="replace").split("\0")
-                stubs[int(path.name)] = re.sub(r"_\d+_\d+$", "", arguments[8]) if len(arguments) > 8 else "?"
+                stubs[int(path.name)] = re.sub(r"_\d+_\d+$", "", arguments[8]) if len(arguments) > 8 else UNNAMED
     return stubs
 
 

@@ -8,6 +8,7 @@ import sys
 import sysconfig
 import tempfile
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,11 @@ def gone(group, seconds=10):
     while processes_of(group) and time.monotonic() < deadline:
         time.sleep(0.05)
     return not processes_of(group)
+
+
+def answers(embedded, model):
+    with urllib.request.urlopen(f"http://{embedded.url}/v2/models/{model}/ready") as response:
+        return response.status == 200
 
 
 def listening():
@@ -137,8 +143,18 @@ def test_a_triton_that_aborts_while_it_starts_is_started_again(repository, tmp_p
         wait(triton, seconds)
 
     monkeypatch.setattr(TritonProcess, "wait_until_ready", abort_the_first)
-    with EmbeddedServer(repository, log_path=tmp_path / "log", models=()) as embedded:
+    # with model control Triton is told what to load, which it must be told anew
+    with EmbeddedServer(repository, log_path=tmp_path / "log", models=["bare"], token="a-token-of-sixteen") as embedded:
         assert len(waits) == 3 and embedded.fault() is None
+        assert answers(embedded, "bare")
+        launched[-1].kill()
+        launched[-1].wait()
+        embedded.ready_timeout = 0
+        with pytest.raises(UserError, match="E708"):
+            embedded.restart()
+        embedded.ready_timeout = 60
+        embedded.restart()
+        assert answers(embedded, "bare")
     assert all(gone(process.pid) for process in launched)
 
 
