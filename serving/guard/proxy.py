@@ -44,6 +44,13 @@ class Limits:
     max_body: int
 
 
+def header_length(request: web.BaseRequest) -> str | None:
+    """How much of a body is JSON, as its header says; None where the whole is. Triton heeds the header where it infers, and
+    parses the whole body of every other request."""
+    path = request.raw_path.partition("?")[0]
+    return request.headers.get(HEADER_LENGTH) if path.endswith("/infer") else None
+
+
 class Proxy:
     """State and handlers of the endpoint. `state` is STARTING, UP or DRAINING."""
 
@@ -103,7 +110,7 @@ class Proxy:
         if body:
             lines.append("Content-Type: application/json")
             # of the body that was checked: tritonclient also sends it, with the length of an earlier request, where none is
-            if (length := headers.get(HEADER_LENGTH)) is not None:
+            if (length := header_length(request)) is not None:
                 lines.append(f"{HEADER_LENGTH}: {length}")
         if (accepted := headers.get("Accept-Encoding")) is not None:
             lines.append(f"Accept-Encoding: {accepted}")
@@ -122,7 +129,7 @@ class Proxy:
             request.writer.output_size = 0
         body = await self._read(request.content)
         body = uncompressed(body, headers.get("Content-Encoding", "").lower(), self.limits.max_body)
-        text = json_part(body, headers.get(HEADER_LENGTH))
+        text = json_part(body, header_length(request))
         check_depth(text)
         check_shapes(text, len(body))
         return body

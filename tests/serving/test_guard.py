@@ -60,6 +60,11 @@ ENDED_THE_SERVER = {
     "brackets as a tensor": (whole(GOOD.replace(b"[4, 5]", DEEP)), 400, "E736"),
     "brackets, compressed": (whole(gzip.compress(DEEP), "Content-Encoding: gzip\r\n"), 400, "E736"),
     "brackets before a binary tensor": (whole(DEEP + b"12", f"Inference-Header-Content-Length: {len(DEEP)}\r\n"), 400, "E736"),
+    "brackets behind a header that only inference heeds": (
+        whole(b"[" * (8 << 20), "Inference-Header-Content-Length: 0\r\n", path="/v2/models/bare/generate"),
+        400,
+        "E736",
+    ),
     "a shape beyond 64 bits": (whole(HUGE), 400, "E736"),
     "one of two shapes beyond 64 bits": (whole(HUGE.replace(b'"INT64"', b'"INT64", "shape": [1, 2]')), 400, "E736"),
     "more elements than there is memory": (whole(EMPTY.replace(b"[1, 2]", b"[1, 68719476736]")), 400, "E736"),
