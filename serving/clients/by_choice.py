@@ -14,14 +14,17 @@ if TYPE_CHECKING:
 KIND = "choices"
 
 
-def best_choices(score: Callable[[Sequence[tuple[str, str]]], list[float]], texts: Sequence[Text]) -> list[Choice]:
-    """One Choice per row of `texts`, (text, choice, choice, ...), from the scores of all pairs. Raises UserError E717."""
+def best_choices(
+    score: Callable[[Sequence[tuple[str, str]]], list[float]], texts: Sequence[Text], first: int = 0
+) -> list[Choice]:
+    """One Choice per row of `texts`, (text, choice, choice, ...), from the scores of all pairs. Raises UserError E717, with a
+    number that counts from `first`."""
     from compressor.tasks.kinds.choices import chosen
 
-    for number, text in enumerate(texts):
+    for number, text in enumerate(texts, first):
         if isinstance(text, str):
             raise UserError(
                 "E717", f"text {number + 1}, {text!r:.60}, has no choices", 'Give a JSON line with "text" and "choices"'
             )
-    scores = iter(score([(first, choice) for first, *choices in texts for choice in choices]))
+    scores = iter(score([(text, choice) for text, *choices in texts for choice in choices]))
     return [chosen(choices, [next(scores) for _ in choices]) for _, *choices in texts]

@@ -46,11 +46,14 @@ class TextPredictor:
             what = f"model '{model}' gives {', '.join(sorted(outputs))}, which is not known here"
             raise UserError("E716", what, f"Deploy one that gives {', '.join(READERS)}, or use Client.infer")
 
-    def __call__(self, texts: Sequence[Text]) -> list[Prediction] | list[Estimate] | list[Tagged]:
-        """One prediction per text, in order. Raises UserError E717 for a text that cannot be predicted, E715."""
+    def __call__(self, texts: Sequence[Text], first: int = 0) -> list[Prediction] | list[Estimate] | list[Tagged]:
+        """One prediction per text, in order; `first` is the number of the first one in errors, from 0.
+
+        Raises UserError E717 for a text that cannot be predicted, E715.
+        """
         # each task of many may read one text or two
         pairs = isinstance(texts[0], tuple) if self.task is not None and texts else PAIR in self.inputs
-        columns, predictions = encoded(texts, pairs, self.model), []
+        columns, predictions = encoded(texts, pairs, self.model, first), []
         for start in range(0, len(texts), self.size or max(len(texts), 1)):
             batch = columns[start : start + (self.size or len(texts))]
             features = {name: batch[:, [place]] for place, name in enumerate((TEXT, PAIR)[: 1 + pairs])}
@@ -59,19 +62,20 @@ class TextPredictor:
             try:
                 outputs = self.client.infer(self.model, features)
             except Refusal as refusal:
-                raise self._of_a_text(refusal, texts, start) from refusal
+                raise of_a_text(refusal, texts[start : start + len(batch)], first + start) from refusal
             predictions += [
                 self.read(self.name, {key: array[row] for key, array in outputs.items()}) for row in range(len(batch))
             ]
         return predictions
 
-    def _of_a_text(self, refusal: Refusal, texts: Sequence[Text], start: int) -> UserError:
-        """E717 with the text, for a refusal because of one; else the refusal itself."""
-        named = ROW.fullmatch(refusal.reason)
-        if not refusal.wrong or (named is None and len(texts) > 1):
-            return refusal
-        number, reason = (start + int(named[1]), named[2]) if named else (start, refusal.reason)
-        return UserError("E717", f"text {number + 1}, {texts[number]!r:.60}: {reason}", "Correct it, or leave it out")
+
+def of_a_text(refusal: Refusal, batch: Sequence[Text], first: int) -> UserError:
+    """E717 with the text, for a refusal because of one of a batch (Triton names none of one); else the refusal itself."""
+    named = ROW.fullmatch(refusal.reason)
+    if not refusal.wrong or (named is None and len(batch) > 1):
+        return refusal
+    row, reason = (int(named[1]), named[2]) if named else (0, refusal.reason)
+    return UserError("E717", f"text {first + row + 1}, {batch[row]!r:.60}: {reason}", "Correct it, or leave it out")
 
 
 def check_task(model: str, task: str | None, many: bool) -> None:

@@ -16,7 +16,7 @@ from compressor.tasks.task_kind import TaskKind, kind_of
 from serving.backends.door import ENCODING_FIELDS, cut_end
 from serving.client import Client
 from serving.clients.by_choice import KIND as CHOICES
-from serving.clients.text_bytes import Text, as_utf8
+from serving.clients.text_bytes import Text, as_utf8, check_texts
 from serving.layout.text_outputs import LOGITS
 from serving.layout.version_file import VersionFacts, read_version
 from serving.repository import TOKENIZER, tokenizer_sha256
@@ -40,16 +40,20 @@ class TokenPredictor:
         check_version(folder, model, self.version)
         facts = read_version(folder)
         self.kind, self.labels = kind_served(model, facts), list(facts.labels)
-        self.of_choices = facts.task == CHOICES
+        self.of_choices, self.pair = facts.task == CHOICES, facts.pair
         check_labels(folder, model, config, facts)
         self.encoder = TextEncoder(model, config, facts, folder / TOKENIZER)
 
-    def __call__(self, texts: Sequence[Text]) -> list[Prediction] | list[Estimate] | list[Tagged]:
-        """One prediction per text, in order. Raises UserError E717 for a text that cannot be predicted, E715."""
-        predictions, size = [], self.size or max(len(texts), 1)
-        for start in range(0, len(texts), size):
-            batch = [self.kind.written(text) for text in texts[start : start + size]]
-            encodings = self.encoder.encode(batch)
+    def __call__(self, texts: Sequence[Text], first: int = 0) -> list[Prediction] | list[Estimate] | list[Tagged]:
+        """One prediction per text, in order; `first` is the number of the first one in errors, from 0.
+
+        Raises UserError E717 for a text that cannot be predicted, E715.
+        """
+        rows, predictions, size = [self.kind.written(text) for text in texts], [], self.size or max(len(texts), 1)
+        check_texts(rows, self.pair, self.model, first)
+        for start in range(0, len(rows), size):
+            batch = rows[start : start + size]
+            encodings = self.encoder.encode(batch, first + start)
             logits = self.client.infer(self.model, self.encoder.features(encodings), self.version)[LOGITS].astype(np.float64)
             for row, text, encoding in zip(logits, batch, encodings, strict=True):
                 predictions.append(self.kind.prediction(self.labels, row, text, encoding))
@@ -69,10 +73,10 @@ class TextEncoder:
         self.tokenizer = load_tokenizer(Path(folder), facts)
         self.end = facts.end_id
 
-    def encode(self, texts: Sequence[Text]) -> list[Encoding]:
-        """Tokenize texts. Raises UserError E717 for a text containing the end token at which the model's output is read, or
-        that is not valid Unicode."""
-        for number, text in enumerate(texts):
+    def encode(self, texts: Sequence[Text], first: int = 0) -> list[Encoding]:
+        """Tokenize texts, the first of which has the number `first` in errors. Raises UserError E717 for a text containing the
+        end token at which the model's output is read, or that is not valid Unicode."""
+        for number, text in enumerate(texts, first):
             for part in (text,) if isinstance(text, str) else text:
                 as_utf8(part, number)
         encodings = self.tokenizer.encode_batch(list(texts))

@@ -12,9 +12,10 @@ Text = str | tuple[str, ...]
 """A text, or a pair of texts, or a text with its choices."""
 
 
-def encoded(texts: Sequence[Text], pairs: bool, model: str) -> np.ndarray:
-    """Texts as an array of bytes (texts, 1), or (texts, 2) for pairs. Raises UserError E717."""
-    for number, text in enumerate(texts):
+def check_texts(texts: Sequence[Text], pairs: bool, model: str, first: int = 0) -> None:
+    """Raises UserError E717 for what is no text, and for a pair where the model takes single texts, or the reverse. `first` is
+    the number of the first text, from 0."""
+    for number, text in enumerate(texts, first):
         parts = (text,) if isinstance(text, str) else text
         if not isinstance(parts, (tuple, list)) or not all(isinstance(part, str) for part in parts):
             raise UserError("E717", f"text {number + 1} is {text!r:.60}, not a text", "Give a str, or a tuple of them")
@@ -22,8 +23,14 @@ def encoded(texts: Sequence[Text], pairs: bool, model: str) -> np.ndarray:
             takes, got = ("pairs of texts", "one") if pairs else ("single texts", "a pair")
             what = f"model '{model}' takes {takes}, text {number + 1} is {got}"
             raise UserError("E717", what, "Give --pair once for each text" if pairs else "Leave out --pair")
+
+
+def encoded(texts: Sequence[Text], pairs: bool, model: str, first: int = 0) -> np.ndarray:
+    """Texts as an array of bytes (texts, 1), or (texts, 2) for pairs. Raises UserError E717."""
+    check_texts(texts, pairs, model, first)
     rows = [
-        [as_utf8(part, number) for part in ((text,) if isinstance(text, str) else text)] for number, text in enumerate(texts)
+        [as_utf8(part, number) for part in ((text,) if isinstance(text, str) else text)]
+        for number, text in enumerate(texts, first)
     ]
     array = np.empty((len(rows), 1 + pairs), dtype=object)
     array[:] = rows or array

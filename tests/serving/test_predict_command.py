@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shutil
 import socket
 import ssl
 import subprocess
@@ -84,12 +85,15 @@ def test_texts_come_from_arguments_a_file_or_stdin(server, tmp_path):
     assert compress(server.url, "reviews", "--file", "-", "--format", "jsonl", stdin=jsonl) == (0, shown)
 
 
-def test_json_is_an_object_a_line(server, version_folder):
+def test_json_is_an_object_a_line(server, version_folder, tmp_path):
     code, shown = compress(server.url, "reviews", "--json", stdin="\n".join(TEXTS * 600))
     rows = [json.loads(line) for line in shown.splitlines()]
     assert code == 0 and [row["text"] for row in rows] == TEXTS * 600
     assert set(rows[0]) == {"text", "label", "scores"} and tuple(rows[0]["scores"]) == LABELS
-    pair = ["--pair", "b", "--tokenizer", str(version_folder), "--json"]
+    facts = json.loads((version_folder / "serving.json").read_text())
+    folder = shutil.copytree(version_folder, tmp_path / "1")
+    (folder / "serving.json").write_text(json.dumps(facts | {"pair": True}))
+    pair = ["--pair", "b", "--tokenizer", str(folder), "--json"]
     code, shown = compress(server.url, "reviews", "a", *pair)
     assert code == 0 and {"text": "a", "pair": "b"}.items() <= json.loads(shown).items()
 
@@ -106,6 +110,7 @@ def test_json_is_an_object_a_line(server, version_folder):
         (["--file", "."], None, "E731 .: cannot be read (Is a directory)"),
         (["--file", "a", "text"], None, "E112 --file and texts on the command line"),
         (["a", "--pair", "b", "--pair", "c"], None, "E112 2 --pair for 1 texts"),
+        ([], b"a\n" * 1030 + b"x" * 1_100_000, "E717 text 1031, 'x"),
         (["a", "--pair", "b"], None, "E717 model 'reviews-text' takes single texts"),
         (["caf\udce9"], None, "E717 text 1 is not valid Unicode: character 4 is '\\udce9'"),
         (["a", "--token", "gehe\u00edm"], None, "E730 the token holds characters that no header can hold"),

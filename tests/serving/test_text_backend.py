@@ -98,6 +98,8 @@ def test_any_unicode_is_answered_and_what_is_none_has_a_code(server):
         predict(server.url, "reviews", ["a", "b \ud800"])
     with pytest.raises(UserError, match=r"E717 text 75, 'x+: a text of 1,100,000 bytes"):
         predict(server.url, "reviews", ["a"] * 74 + ["x" * 1_100_000, "b"])
+    with pytest.raises(UserError, match=r"E717 text 65, 'x+: a text of 1,100,000 bytes"):  # alone in the second request
+        predict(server.url, "reviews", ["a"] * 64 + ["x" * 1_100_000])
 
 
 def test_a_request_of_another_shape_is_refused(server):

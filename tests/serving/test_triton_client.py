@@ -112,15 +112,29 @@ def test_predict_names_the_label_and_every_score(server, session, tokenizer_fold
     assert len({answer.label for answer in predictions}) > 1
 
 
-def test_predict_takes_pairs_many_texts_and_none(server, version_folder):
-    (pair,) = predict(server.url, "reviews", [("the plot", "was dull")], version_folder)
+def of_pairs(folder, pair):
+    """A version's folder that says it, or not, that its rows are pairs."""
+    facts = json.loads((folder / "serving.json").read_text())
+    (folder / "serving.json").write_text(json.dumps(facts | {"pair": pair}))
+    return folder
+
+
+def test_predict_takes_pairs_many_texts_and_none(server, version_folder, tmp_path):
+    pairs = of_pairs(shutil.copytree(version_folder, tmp_path / "1"), True)
+    (pair,) = predict(server.url, "reviews", [("the plot", "was dull")], pairs)
     (joined,) = predict(server.url, "reviews", ["the plot [SEP] was dull"], version_folder)
     assert pair != joined, "a special token in a text is text"
-    with pytest.raises(UserError, match="E717 model 'reviews-text' takes single texts, text 2 is a pair"):
-        predict(server.url, "reviews", ["a", ("a", "b")])
+    for folder, name in ((None, "reviews-text"), (version_folder, "reviews")):
+        with pytest.raises(UserError, match=f"E717 model '{name}' takes single texts, text 2 is a pair"):
+            predict(server.url, "reviews", ["a", ("a", "b")], folder)
+    with pytest.raises(UserError, match=r"E717 model 'reviews' takes pairs of texts, text 2 is one\. Give --pair"):
+        predict(server.url, "reviews", [("a", "b"), "a"], pairs)
     many = predict(server.url, "reviews", [TEXTS[index % 2] for index in range(70)])  # max_batch_size is 64
     assert len(many) == 70 and many[0].label == many[2].label == many[68].label
     assert predict(server.url, "reviews", []) == []
+    for folder in (None, version_folder):  # in the second request of tokens
+        with pytest.raises(UserError, match=r"E717 text 66 is not valid Unicode"):
+            predict(server.url, "reviews", [*TEXTS[:1] * 65, "\ud800"], folder)
 
 
 def test_features_are_those_the_model_declares(tokenizer_folder):

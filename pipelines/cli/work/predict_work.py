@@ -53,8 +53,8 @@ def predict(
         rows: Iterable[Text] = zip(texts, pairs, strict=True) if pairs else texts
         if not texts:
             rows = rows_of(file or STDIN, format_)
-        for some in batched(rows, AT_A_TIME):
-            for text, prediction in zip(some, predict_texts(some), strict=True):
+        for number, some in enumerate(batched(rows, AT_A_TIME)):
+            for text, prediction in zip(some, predict_texts(some, number * AT_A_TIME), strict=True):
                 show(text, prediction, as_json)
 
 
