@@ -211,14 +211,7 @@ class _Builder:
 
     def scalar(self, node: yaml.ScalarNode, path: KeyPath) -> Any:
         if node.style is not None:  # quoted or a block: text
-            if any("\ud800" <= letter <= "\udfff" for letter in node.value):
-                self.fault(
-                    "E101",
-                    "an unpaired surrogate (\\uD800 to \\uDFFF), half of a character",
-                    "Write the whole character, or remove it",
-                    path,
-                )
-            return node.value
+            return self.text(node, path)
         try:
             return scalar(node.value)
         except ValueError:
@@ -226,18 +219,26 @@ class _Builder:
             what = f"a number of {len(node.value):,} digits" if INT.fullmatch(node.value) else f"{value} is no finite number"
             self.fault("E104", what, "Write a finite number", path)
 
+    def text(self, node: yaml.ScalarNode, path: KeyPath) -> str:
+        """A text; a character beyond U+FFFF may be two escapes, \\uD83D\\uDE42, as in JSON."""
+        try:
+            return node.value.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
+        except UnicodeDecodeError:
+            what = "an unpaired surrogate (\\uD800 to \\uDFFF), half of a character"
+            self.fault("E101", what, "Write the whole character, or remove it", path)
+            return node.value
+
     def keys(self, node: yaml.MappingNode, path: KeyPath) -> Iterator[tuple[str, int, yaml.Node]]:
         first: dict[str, int] = {}
         for key, value in node.value:
             line = key.start_mark.line + 1
             if not isinstance(key, yaml.ScalarNode):
                 self.fault("E101", "a key that is a list or a mapping", "Use a word as key", path, line)
-            elif key.value in first:
-                inside = (*path, key.value)
-                self.fault("E106", f"key given twice, first in line {first[key.value]}", "Keep one of them", inside, line)
+            elif (name := self.text(key, path)) in first:
+                self.fault("E106", f"key given twice, first in line {first[name]}", "Keep one of them", (*path, name), line)
             else:
-                first[key.value] = line
-                yield key.value, line, value
+                first[name] = line
+                yield name, line, value
 
     def fault(self, code: str, what: str, fix: str, path: KeyPath, line: int | None = None) -> None:
         mark = self.marks[path] if line is None else f"{self.name}:{line}"

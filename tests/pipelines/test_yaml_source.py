@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from compressor.errors import UserError, UserErrors
@@ -41,9 +41,10 @@ def test_numbers_come_back_as_python_writes_them(number):
     assert (found, type(found)) == (number, type(number))
 
 
-@given(DATA)
-def test_json_is_yaml_and_reads_the_same(data):
-    assert json.dumps(parse(json.dumps(data, ensure_ascii=False), "f").data) == json.dumps(data)
+@given(DATA, st.booleans())
+@example({"🙂": "a 🙂"}, True)
+def test_json_is_yaml_and_reads_the_same(data, escaped):
+    assert json.dumps(parse(json.dumps(data, ensure_ascii=escaped), "f").data) == json.dumps(data)
 
 
 def test_every_value_has_the_line_of_its_key():
