@@ -6,6 +6,7 @@ The kinds are for single sentences or pairs (classes, numbers), words with tags,
 
 from __future__ import annotations
 
+import random
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -71,6 +72,10 @@ class Subset(BaseModel):
         """How many of so many rows are drawn."""
         # the share as written: 0.29 of 100 rows is 29, although 0.29 * 100 is slightly less in floating point
         return int(Fraction(str(self.share)) * rows)
+
+    def sample(self, rows: int) -> list[int]:
+        """The numbers of those that are drawn of so many rows, in order."""
+        return sorted(random.Random(self.seed).sample(range(rows), self.count(rows)))
 
 
 TestName = Annotated[str, StringConstraints(pattern=NAME_PATTERN, max_length=64)]

@@ -9,7 +9,6 @@ import io
 import json
 import math
 import os
-import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -108,11 +107,10 @@ def _split(path: Path, rows: CheckedRows, names: list[str], task: TaskConfig) ->
 
 def _drawn(train: Split, subset: Subset, names: list[str], path: Path, kind: TaskKind) -> Split:
     """The rows that `subset` samples. Raises UserError E211 when they lack what training needs."""
-    count = subset.count(len(train))
-    rows = sorted(random.Random(subset.seed).sample(range(len(train)), count))
+    rows = subset.sample(len(train))
     labels = [train.labels[row] for row in rows]
     if missing := kind.lacks(labels, names):
-        what = f"the subset of {count} of {len(train)} rows (seed {subset.seed}) holds {missing}"
+        what = f"the subset of {len(rows)} of {len(train)} rows (seed {subset.seed}) holds {missing}"
         raise UserError("E211", what, "Raise subset.share, take another subset.seed, or add such rows", str(path))
     return Split([train.texts[row] for row in rows], labels, [train.lines[row] for row in rows])
 

@@ -27,6 +27,11 @@ STEPS_FOR = 8_000
 CORE = 50e9
 """FLOPs a second of one core of a recent processor in training."""
 
+SEEDS = 20
+"""Samples of one size that are tried."""
+DOUBLINGS = 3
+"""How often the size is doubled where none of them will do."""
+
 FIXED_SECONDS = 100
 """Imports, tracing, exports, the live server and the benchmark of a small model."""
 
@@ -84,12 +89,32 @@ def kept_share(requested: int | None, rows: int) -> float | None:
     if count == 0 or count >= rows:
         return None
     shares = [-(-whole * count // rows) / whole for whole in (10**digits for digits in range(3, 10))]
-    return next((share for share in shares if share < 1 and used_rows(share, rows) <= 1.05 * count), shares[-1])
+    return next((share for share in shares if share < 1 and Subset(share=share).count(rows) <= 1.05 * count), shares[-1])
 
 
-def used_rows(kept: float | None, rows: int) -> int:
+def first_subset(requested: int | None, train: Split, names: list[str], task: TaskConfig) -> tuple[Subset | None, str]:
+    """(the training rows of a first run, why): the first of SEEDS samples that holds what training needs, such as every class.
+    Where no number was `requested` larger samples are tried, too. None for all rows, '' where nobody expects a sample.
+
+    Raises UserError E211 where no sample of the requested number does.
+    """
+    kept, rows, lacks = kept_share(requested, len(train)), len(train), kind_of(task.kind).lacks
+    if kept is None:
+        return None, ""
+    count = Subset(share=kept).count(rows)
+    shares = [kept] if requested else [kept_share(count << step, rows) for step in range(DOUBLINGS + 1)]
+    for subset in (Subset(share=share, seed=seed) for share in shares if share for seed in range(SEEDS)):
+        if (missing := lacks([train.labels[row] for row in subset.sample(rows)], names)) is None:
+            return subset, f"{subset.count(rows):,} of {rows:,} training rows, for a first run in minutes"
+    what = f"{SEEDS} samples of {count:,} of {rows:,} training rows each lack something, the last holds {missing}"
+    if requested:
+        raise UserError("E211", what, "Raise --rows, or give 0 for all rows", str(task.train))
+    return None, f"none: {what}"
+
+
+def used_rows(kept: Subset | None, rows: int) -> int:
     """How many of the training rows are trained on."""
-    return Subset(share=kept).count(rows) if kept else rows
+    return kept.count(rows) if kept else rows
 
 
 def time_of(plan: Plan | None, facts: Facts, mean: float, rows: dict[str, int]) -> str:

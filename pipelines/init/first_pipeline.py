@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from compressor.models.hub import SEQUENCES, TEXT2TEXT
-from compressor.tasks import GENERATED, KINDS
+from compressor.tasks import GENERATED, KINDS, Subset
 from compressor.tasks.task_kind import kind_of
 from export.runtimes.runtime_registry import DEFAULT, RUNTIMES
 from pipelines.file.yaml_source import scalar
@@ -20,7 +20,7 @@ PLAIN = re.compile(r"[A-Za-z0-9_./~][A-Za-z0-9_./:+~-]*")
 
 @dataclass(frozen=True)
 class Facts:
-    """Content of the pipeline file, with reasons. `kept` is the share of the rows to train on (None for all), `sparse` whether
+    """Content of the pipeline file, with reasons. `kept` are the rows to train on (None for all), `sparse` whether
     robust PCA finds entries in so wide a model, `deploys` whether a Triton is installed for the checks of `deploy`."""
 
     name: str
@@ -36,7 +36,7 @@ class Facts:
     sparse: bool
     epochs: int
     rows: int
-    kept: float | None
+    kept: Subset | None
     deploys: bool
     why: dict[str, str]
     schema: str | None = None
@@ -88,7 +88,7 @@ def _task(facts: Facts) -> str:
     subset = (
         f"""
   # A first run in minutes: a random part of the {facts.rows:,} training rows. Remove the next line to train on all of them
-  subset: {{share: {Decimal(str(facts.kept)):f}, seed: 0}}"""
+  subset: {{share: {Decimal(str(facts.kept.share)):f}, seed: {facts.kept.seed}}}"""
         if facts.kept
         else """
   # A random part of the training rows only:

@@ -31,7 +31,7 @@ from pipelines.file.config import load_pipeline
 from pipelines.file.schema import schema_text
 from pipelines.init import defaults
 from pipelines.init.data_files import DataTable, Files, find_files, read_table, require_name, role_of
-from pipelines.init.first_numbers import STEPS_FOR, has_places, kept_share, max_length, time_of, timed_length, used_rows
+from pipelines.init.first_numbers import STEPS_FOR, first_subset, has_places, max_length, time_of, timed_length, used_rows
 from pipelines.init.first_pipeline import Facts, pipeline_text
 from pipelines.init.guesses import Guess, guess, notes_on, unlabelled
 from pipelines.init.row_split import split_rows
@@ -129,9 +129,9 @@ def make(options: InitOptions, say: Say = lambda title, text: None) -> Made:
             say(role, f"{rows[role]:,} rows of {table.path}" + (f" ({table.copy})" if table.copy else ""))
         length, mean, why_length = max_length(splits, task, model)
         say("max_length", f"{length}: {why_length}")
-        kept = kept_share(options.rows, rows["train"])
-        if kept:
-            say("subset", f"{used_rows(kept, rows['train']):,} of {rows['train']:,} training rows, for a first run in minutes")
+        kept, why_kept = first_subset(options.rows, read.train, read.label_names, task)
+        if why_kept:
+            say("subset", why_kept)
         timed = timed_length(length, guessed.kind, model)
         numbers = {
             "max_length": length,

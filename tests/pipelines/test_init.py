@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 
 from compressor.errors import UserError
 from compressor.tasks import KINDS as KINDS_OF_TASKS
+from compressor.tasks import Subset
 from compressor.tasks.data import read_data
+from compressor.tasks.reading import read_task
 from pipelines.engine.preflight import check_inputs, make_plan
 from pipelines.file.config import load_pipeline
 from pipelines.file.yaml_source import parse, read_yaml
@@ -730,8 +732,36 @@ def test_a_part_of_the_rows_is_never_none_or_all_of_them(rows):
     for count in {1, 10, rows // 3, rows // 2, rows - 1} & set(range(1, rows)):
         share = kept_share(count, rows)
         assert 0 < share < 1
-        assert count <= used_rows(share, rows) <= 1.05 * count
+        assert count <= used_rows(Subset(share=share), rows) <= 1.05 * count
     assert [kept_share(count, rows) for count in (0, rows, rows + 1)] == [None] * 3
+
+
+def rare(data, words=("scarce",)):
+    """Training rows of which one has each of these labels."""
+    extra = "".join(f"the film\t{word}\n" for word in words)
+    (data / "train.tsv").write_text(GOOD + GOOD.split("\n", 1)[1] * 6 + extra)
+
+
+def test_a_sample_holds_the_classes_that_are_rare(ask, data, tmp_path, monkeypatch):
+    """Another is drawn, then a larger one, and where none holds them all rows are taken: nobody asked for a sample."""
+    monkeypatch.setattr(defaults, "MANY", 100)
+    monkeypatch.setattr(defaults, "ROWS", 30)
+    for words, used in (
+        (("scarce",), range(30, 34)),
+        ([f"scarce{n}" for n in range(4)], range(56, 125)),
+        (map(str, range(90)), None),
+    ):
+        rare(data, words)
+        code, shown, error = ask("--force")
+        task = load_pipeline(tmp_path / "pipeline.yaml").task
+        assert (code, error) == (0, "")
+        if used is None:
+            assert task.subset is None and "subset      none: 20 samples of" in shown and "none of class '" in shown
+        else:
+            assert f"seed: {task.subset.seed}}}" in (tmp_path / "pipeline.yaml").read_text()
+            assert len(read_task(task).train) in used
+    code, _, error = ask("--rows", 9, "--force")
+    assert code == 2 and "E211" in error and "Raise --rows, or give 0 for all rows" in error
 
 
 def test_rows_that_may_not_be_cut_and_are_too_long(compress, models, tmp_path):
