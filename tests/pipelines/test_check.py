@@ -124,6 +124,14 @@ def test_a_target_is_timed_in_the_file_that_is_deployed(write, target, export, d
     assert (found.runtime, found.precision) == timed
 
 
+@pytest.mark.parametrize("deploy", [{}, {"runtime": "openvino"}])
+def test_of_two_exports_the_one_that_is_deployed_is_timed(write, deploy):
+    first, *stages = with_target({}, {"runtime": ["openvino"]}, deploy)
+    stages.insert(-2, {"export": {"id": "other"}})
+    found = load_pipeline(write(stages=[first, *stages])).stages[1].config.search.target
+    assert (found.runtime, found.precision) == ("openvino", "int8")
+
+
 def test_a_model_that_generates_is_timed_as_it_can_be(write):
     """Its pass over a prompt, in fp32: the deployed int8 file would be E646."""
     pipeline = load_pipeline(write("generation", with_target({}, {}, {"interfaces": ["text"]})))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from compressor.errors import UserError
+from compressor.errors import CheckError, UserError
 from compressor.tasks.task_kind import kind_of
 from export.runtimes.runtime_registry import RUNTIMES
 from pipelines.engine.stage import CPU, Entry
@@ -17,11 +18,15 @@ if TYPE_CHECKING:
 
 
 def deployed(later: Sequence[Entry]) -> tuple[str, str] | None:
-    """Runtime and precision of the file that is deployed on the CPU; None where no stage does, or the export chooses it."""
-    exported, served = (
-        next((entry.config for entry in later if getattr(entry.row, trait)), None) for trait in ("exports", "serves")
-    )
-    return served.of_exported(exported) if exported and served and served.device == CPU else None
+    """Runtime and precision of the file that is deployed on the CPU, of the last export before it; None where no stage does,
+    the export chooses it, or has none that can be (of which `deploy` tells)."""
+    place = next((place for place, entry in enumerate(later) if entry.row.serves), 0)
+    exports = [entry.config for entry in later[:place] if entry.row.exports]
+    if not exports or later[place].config.device != CPU:
+        return None
+    with contextlib.suppress(CheckError):
+        return later[place].config.of_exported(exports[-1])
+    return None
 
 
 def in_deployed_file(search: TargetSearch, later: Sequence[Entry], kinds: Sequence[str]) -> TargetSearch:
@@ -41,8 +46,8 @@ def warnings_of(target: Target, later: Sequence[Entry]) -> Iterable[str]:
     exports = [entry for entry in later if entry.row.exports]
     if not (target.timed and exports):
         return
-    if not exports[0].config.merge:
-        yield f"the target is timed with merged deltas, and '{exports[0].id}' keeps them apart (merge: false), which is slower"
+    if apart := next((entry for entry in exports if not entry.config.merge), None):
+        yield f"the target is timed with merged deltas, and '{apart.id}' keeps them apart (merge: false), which is slower"
     timed, chosen = (target.runtime, target.precision), deployed(later)
     if chosen not in (None, timed) and "precision" not in target.model_fields_set:
         one, other = (f"{RUNTIMES[runtime].title} {precision}" for runtime, precision in (timed, chosen))
