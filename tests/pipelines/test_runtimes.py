@@ -1,5 +1,6 @@
 """What `runtime` may ask for, found before anything runs."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,7 @@ from pipelines.engine.runner import run_pipeline
 from pipelines.engine.stage import Artifact, BaseModelReference, Entry, Inputs
 from pipelines.file.config import load_pipeline
 from pipelines.stages.benchmark import config as benchmark
+from pipelines.stages.benchmark.measured_files import candidates
 from pipelines.stages.deploy import config as deploy
 from pipelines.stages.deploy.run import contents
 from pipelines.stages.export import config as export
@@ -96,6 +98,10 @@ def test_the_first_runtime_is_the_first_that_export_names(tmp_path):
     assert contents(deploy.DeployConfig(), inputs, data)[:3] == ("openvino", "int8", tmp_path / "b.xml")
     only = deploy.DeployConfig(runtime="onnxruntime")
     assert contents(only, inputs, data)[:3] == ("onnxruntime", "fp32", tmp_path / "a.onnx")
+    sizes = {runtime: {name: {**file, "bytes": 1} for name, file in own.items()} for runtime, own in files.items()}
+    exported = replace(exported, metadata={**metadata, "files": {"dense": sizes, "compressed": sizes}})
+    timed = candidates(replace(inputs, artifacts=(exported,)), tmp_path)
+    assert [one.runtime for one in timed] == ["pytorch", *["openvino", "openvino", "onnxruntime"] * 2]
 
 
 def test_files_for_cuda_need_a_runtime_that_has_it():

@@ -38,13 +38,14 @@ class Candidate:
 
 
 def candidates(inputs: Inputs, dense_folder: Path) -> list[Candidate]:
-    """Dense PyTorch, then every exported file, dense ones first, including those for CUDA."""
+    """Dense PyTorch, then every exported file, those for CUDA too: dense ones first, runtimes as the export names them."""
     exported = inputs.nearest("onnx")
     weights = sum(path.stat().st_size for path in dense_folder.glob("*.safetensors"))
     rows = [Candidate("dense PyTorch fp32", "dense", "pytorch", "fp32", dense_folder, weights)]
     for model in ("dense", "compressed"):
-        for runtime, files in exported.metadata["files"][model].items():
-            for precision, file in files.items():
+        written = exported.metadata["files"][model]  # in stored metadata keys are sorted
+        for runtime in (name for name in exported.metadata.get("runtimes") or written if name in written):
+            for precision, file in written[runtime].items():
                 name = f"{model} {RUNTIMES[runtime].label} {precision}"
                 rows.append(Candidate(name, model, runtime, precision, exported.folder / file["path"], file["bytes"]))
     return rows
