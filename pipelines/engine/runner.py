@@ -195,11 +195,13 @@ def _advance(run: Run, number: int, display: Display) -> None:
     entry, mark = run.entries[number], fingerprint_of(run, number, run.artifacts)
     # of two stages that do the same the second uses what the first has just made
     stage, clock, forced = entry.row, time.monotonic(), number in run.again and mark not in run.fingerprints.values()
-    if not forced:
-        run.uses.enter_context(run.store.in_use(entry.name, mark))
-    artifact = _reusable(run, number, mark, forced)
-    reused = artifact is not None
+    with contextlib.ExitStack() as use:
+        use.enter_context(run.store.in_use(entry.name, mark))
+        artifact = _reusable(run, number, mark, forced)
+        if reused := artifact is not None:
+            run.uses.enter_context(use.pop_all())
     if not reused:
+        # it is not in use here while this waits for its turn: who has it may be waiting until nobody uses what was there
         with run.store.making(entry.name, mark, lambda pid: display.result(f"waiting for process {pid}")) as work:
             reused = _reusable(run, number, mark, forced) is not None  # another run created it while we waited
             if not reused:
@@ -208,7 +210,6 @@ def _advance(run: Run, number: int, display: Display) -> None:
                 metadata = _perform(run, number, stage, work, unfinished, display)
                 run.originals.require()
                 run.store.publish(work, entry.name, mark, stage.produces, metadata, lambda _: display.result(IN_USE))
-        if forced:
             run.uses.enter_context(run.store.in_use(entry.name, mark))
         artifact = run.store.find(entry.name, mark, entry.id)
     seconds = time.monotonic() - clock
