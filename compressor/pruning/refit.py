@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from compressor.arguments import require_number
 from compressor.deltas.kinds.refit import Refit
 from compressor.deltas.links import attach, chains, detach, merged_copy, original
 from compressor.models.anatomy import Layer, Matrix, layers_of
@@ -114,6 +115,12 @@ class _Outlet:
     def has_bias(self) -> bool:
         return original(self.owner, "bias") is not None
 
+    @property
+    def keep(self) -> Tensor | None:
+        """Where ΔW may be other than zero: what no mask hides, neither of W + ΔW nor of W alone."""
+        masks = [mask.keep for mask in (self.matrix.mask, self.matrix.weight_mask) if mask] if self.matrix else []
+        return torch.stack(masks).all(0) if masks else None
+
     def moments(self) -> Moments:
         like = self.matrix.original if self.matrix else original(self.owner, "bias")
         return Moments(like.shape[1] if self.matrix else 0, like.shape[0], like.device)
@@ -186,8 +193,9 @@ def refit(
 
     `dense` is the model before the removal, merged; it is not changed. Both are in eval mode afterwards. `batches` are
     encodings with an attention_mask; `on_batch` is told the rows of each batch at each sublayer. Raises UserError E521 where
-    a hidden state is not finite.
+    a hidden state is not finite, ValueError for a `ridge` that is not positive.
     """
+    require_number("ridge", ridge, 0, above=True)
     pruned, group = merged_copy(model.eval()), _new_group(model)
     before, after, numbers, results = BlockPasses(dense, batches), BlockPasses(pruned, batches), _numbers(dense, model), []
     for place, layer in enumerate(layers_of(model)):
@@ -216,8 +224,7 @@ def _fit(outlet: _Outlet, moments: Moments, ridge: float, group: str) -> tuple[f
     unit = moments.power.clamp_min(torch.finfo(torch.float64).tiny)
     if moments.error <= rounding**2 * moments.power:
         return (float(moments.error / unit),) * 2
-    keep = outlet.matrix.mask.keep if outlet.matrix and outlet.matrix.mask else None
-    change, offset = moments.solve(ridge, bias=outlet.has_bias, keep=keep)
+    change, offset = moments.solve(ridge, bias=outlet.has_bias, keep=outlet.keep)
     outlet.attach(change, offset, group)
     return float(moments.error / unit), float(moments.error_with(change, offset) / unit)
 

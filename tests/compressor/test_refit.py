@@ -19,6 +19,7 @@ from compressor.pruning.block_passes import outgoing_of, streams_of
 from compressor.pruning.refit import Moments, announce, groups_of, refit, unfitted
 from compressor.pruning.scores import changes_of
 from compressor.pruning.surgery import Removal, kept_of, remove, silence
+from compressor.pruning.weights import hide
 from tests.compressor.conftest import TRIED, encoding, logits, plan_of, tiny, tuned
 from tests.compressor.test_pruning import changed
 from tests.tiny import write_model
@@ -54,6 +55,26 @@ def test_no_sublayer_gets_worse_and_the_model_gets_nearer(architecture, cut, mas
         assert not matrix.weight[~matrix.mask.keep].any()
     again = changes_of(model)
     assert again.keys() == changes.keys() and all(torch.equal(again[name], one) for name, one in changes.items())
+
+
+def test_what_a_mask_hides_of_w_alone_is_not_fitted_again():
+    """The output lacks exactly what is hidden: a free ΔW would be that."""
+    model = tiny("bert")
+    dense = merged_copy(model)
+    matrices = [*matrices_of(model, ["output", "ffn_out"])]
+    for number, matrix in enumerate(matrices):
+        kept = torch.rand(matrix.weight.shape, generator=torch.Generator().manual_seed(number)) > 0.5
+        hide(matrix, kept, "unstructured", "weight")
+    results = refit(dense, model, BATCHES)
+    assert any(one.after < one.before for one in results)
+    for matrix in matrices:
+        assert not matrix.weight[~matrix.weight_mask.keep].any() and matrix.weight[matrix.weight_mask.keep].any()
+
+
+@pytest.mark.parametrize("ridge", [0.0, -1.0])
+def test_a_ridge_is_positive(ridge):
+    with pytest.raises(ValueError, match="ridge is"):
+        refit(tiny("bert"), tiny("bert"), BATCHES, ridge=ridge)
 
 
 def test_with_nothing_removed_nothing_changes(architecture):
