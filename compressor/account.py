@@ -38,11 +38,13 @@ class Places:
         return sum(self.of(size) for size in self.scopes(shape))
 
     def scopes(self, shape: ModelShape) -> list[int]:
-        """Number of entries in each scope (each matrix, each layer, or the whole model)."""
+        """Number of entries in each scope (each matrix, each layer, or the whole model) that has any: not every layer needs to
+        have the modules."""
         if self.scope == "global":
             return [sum(sizes(shape, self.ground))]
         layers = [sizes(replace(shape, layers=(layer,)), self.ground) for layer in shape.layers]
-        return [size for layer in layers for size in layer] if self.scope == "matrix" else [sum(layer) for layer in layers]
+        found = [size for layer in layers for size in layer] if self.scope == "matrix" else map(sum, layers)
+        return [size for size in found if size]
 
     def of(self, size: int) -> int:
         """Number of entries chosen among `size`."""

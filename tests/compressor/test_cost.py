@@ -13,7 +13,7 @@ from compressor.compression import compression_of
 from compressor.cost import Inserted, LayerShape, ModelShape, human_bytes, paper_flops_ratio, shape_of, share
 from compressor.deltas.links import merge_all
 from compressor.methods import Options, method
-from compressor.models.anatomy import matrices_of
+from compressor.models.anatomy import layers_of, matrices_of
 from compressor.models.hub import task_head
 from compressor.models.modules import EVERYTHING, MODULES
 from compressor.pruning.surgery import Removal, remove
@@ -160,6 +160,17 @@ SHAPES = {
     },
 }
 """Base sizes; the keys that differ from their config's defaults."""
+
+
+def test_a_scope_is_what_has_entries():
+    """Of T5 the decoder's layers alone have cross attention; a layer whose heads are all gone has none."""
+    shape = shape_of(tiny("t5"))
+    cross = Places(Options(modules=("cross_query", "cross_value")), "layer", count=64)
+    assert len(cross.scopes(shape)) == len(shape.layers) // 2 and min(cross.scopes(shape)) > 64
+    emptied = tiny("bert")
+    remove(emptied, {1: Removal(heads=range(layers_of(emptied)[1].units("heads")))})
+    left = Places(Options(modules=("query", "value")), "matrix", count=16)
+    assert left.total(shape_of(emptied)) == 16 * 2 * (len(layers_of(emptied)) - 1)
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ def plan(config: SelectConfig, plan: Plan) -> Plan:
     from compressor.models.anatomy import matrices_of
 
     matrices_of(plan.model, config.modules)
-    smallest = min(config.places.scopes(plan.shape))
+    smallest = min(config.places.scopes(plan.shape), default=0)
     if config.places.of(smallest) > smallest:
         what = f"a {config.scope} has {smallest:,} positions only, {config.places.count:,} were requested"
         raise UserError("E401", what, "Ask for a smaller select.count, or a select.ratio")
