@@ -51,6 +51,7 @@ class ChainedLinearPruner(BasePruningFunc):
     def _prune(self, owner: nn.Module, idxs: Sequence[int], *, out_channels: bool) -> nn.Module:
         shapes = {matrix.place: tuple(matrix.original.shape) for matrix in self.matrices}
         names = {matrix.place: matrix.name for matrix in self.matrices}
+        stored = tuple(original(owner).shape)
         total = self.get_out_channels(owner) if out_channels else self.get_in_channels(owner)
         links, bias_links = detach(owner), detach(owner, "bias") if original(owner, "bias") is not None else []
         keep = complement(idxs, total)
@@ -62,6 +63,14 @@ class ChainedLinearPruner(BasePruningFunc):
             if hasattr(owner, name):
                 setattr(owner, name, len(keep))
         for link in links:
+            if link.place not in names:  # of the whole of a fused weight, as adapters of other tools are
+                whole = stored[::-1] if link.place.transposed else stored
+                upright = link.place.transposed == self.layer.row.transposed  # (out, in)
+                kept = _kept_of(whole, None, keep, out_channels=out_channels == upright)
+                cut = _shrunk(link, whole, *kept)
+                cut.place = link.place
+                attach(owner, cut)
+                continue
             rows, columns = _kept_of(shapes[link.place], link.place.rows, keep, out_channels=out_channels)
             # the position of a part of a fused weight has changed: the anatomy reads it again
             self.layer.matrix(names[link.place]).attach(_shrunk(link, shapes[link.place], rows, columns))

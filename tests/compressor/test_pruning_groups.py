@@ -10,14 +10,14 @@ import torch_pruning
 
 from compressor.deltas.kinds.low_rank import LowRank
 from compressor.deltas.kinds.sparse import Sparse
-from compressor.deltas.links import delta_of, original
+from compressor.deltas.links import Place, attach, delta_of, merged_copy, original
 from compressor.deltas.sources import PlainTensors
 from compressor.models.anatomy import layers_of
 from compressor.models.architectures import ARCHITECTURES
 from compressor.models.modules import STRUCTURES
 from compressor.pruning.groups import complement
 from compressor.pruning.surgery import Removal, remove
-from tests.compressor.conftest import TRIED, encoding, tiny
+from tests.compressor.conftest import TRIED, encoding, logits, tiny
 from tests.compressor.test_pruning import changed
 
 
@@ -31,6 +31,23 @@ def test_a_cut_trains_what_was_trained(architecture):
     remove(model, {1: Removal([0], [3, 4])})
     assert {name: one.requires_grad for name, one in model.named_parameters()} == before
     assert set(before.values()) == {True, False}
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("name", ["gpt2", "modernbert"])
+def test_a_change_of_a_whole_fused_weight_is_cut_with_it(name, transposed):
+    """As an adapter of another tool has it, either way round, and a task's fully tuned weights."""
+    model, places = tiny(name), Place(transposed=transposed)
+    for owner in {layer.linear(part) for layer in layers_of(model) for part in layer.parts}:
+        shape = original(owner).shape[::-1] if transposed else original(owner).shape
+        factors = {"A": torch.randn(2, shape[1]), "B": torch.randn(shape[0], 2)}
+        link = LowRank(PlainTensors({name: factor.to(original(owner)) for name, factor in factors.items()}), 0.1)
+        link.place = places
+        attach(owner, link)
+    merged, plan = merged_copy(model), {0: Removal([1], [0, 5]), 1: Removal([0, 2])}
+    remove(model, plan)
+    remove(merged, plan)
+    torch.testing.assert_close(logits(model), logits(merged), rtol=0, atol=1e-9)
 
 
 def test_the_changes_of_a_cut_weight_are_the_cut_changes(architecture):
