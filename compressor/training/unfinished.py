@@ -56,13 +56,24 @@ def seal(folder: Path) -> None:
 
 
 def newest(work: Path) -> Path | None:
-    """The newest complete and finite checkpoint below `work`; others are deleted in favour of the one before."""
-    folders = sorted(work.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]), reverse=True)
-    for folder in folders:
+    """The newest complete and finite checkpoint below `work`; others are deleted in favour of the one before.
+
+    Raises ValueError where one is of another program: Trainer, too, would delete it.
+    """
+    folders = [*work.glob("checkpoint-*")]
+    if foreign := sorted(folder.name for folder in folders if not _is_ours(folder)):
+        raise ValueError(f"{work} holds {foreign[0]}, which is of another program: give the training a folder of its own")
+    for folder in sorted(folders, key=lambda path: int(path.name.rpartition("-")[2]), reverse=True):
         if is_complete(folder) and is_finite(folder):
             return folder
         shutil.rmtree(folder)
     return None
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether a checkpoint was begun here: its tensors are written first."""
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else {folder.name}
+    return folder.name.rpartition("-")[2].isdecimal() and (not names or bool(names & {CHANGING, MANIFEST}))
 
 
 def is_complete(folder: Path) -> bool:

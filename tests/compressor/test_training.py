@@ -199,6 +199,17 @@ def test_a_damaged_checkpoint_is_left_for_the_one_before(tmp_path):
     assert newest(tmp_path) is None
 
 
+@pytest.mark.parametrize("name", ["checkpoint-500", "checkpoint-best"])
+def test_checkpoints_of_another_program_are_not_touched(name, tmp_path):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "model.safetensors").write_bytes(b"weights")
+    model = tiny("bert", torch.float32)
+    prepared(model, "lora", MODULES)
+    with pytest.raises(ValueError, match=f"holds {name}, which is of another program"):
+        train(model, rows_of(8), 1, FAST, tmp_path)
+    assert (tmp_path / name / "model.safetensors").read_bytes() == b"weights"
+
+
 def test_a_training_that_was_stopped_after_its_last_step_takes_no_other(tmp_path):
     """As by a kill while its model is judged; in the middle of an epoch Trainer would go on to the next step."""
     schedule = replace(FAST, epochs=1, max_steps=6)
