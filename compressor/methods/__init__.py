@@ -126,6 +126,8 @@ class Options:
         require_number("alpha", self.alpha, -math.inf)
         require_number("keep", self.keep, 0, 1, above=True)
         require_number("mixout", self.mixout, 0, 1)
+        if self.mixout == 1:  # what is kept is divided by 1 - mixout
+            raise ValueError("mixout is 1: a number from 0, below 1")
         require_number("reserve", self.reserve, 0, 1, above=True)
         require_number("penalty", self.penalty, 0)
         require_number("eps", self.eps, 0)

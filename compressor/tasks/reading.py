@@ -169,7 +169,13 @@ def require_one_type(labels: Sequence[tuple[int, object]], name: str, path: Path
             what += f", where line {first_line} holds {words.get(type(first), type(first).__name__)}, {first!r:.60}"
             raise UserError("E235", what, "Write all labels as text, or all as integers", f"{path}:{line}")
         text = str(label).strip()
-        if _is_number(text) and math.isfinite(float(text)) and (other := spelt.setdefault(float(text), text)) != text:
+        # 1_2 is 12 to Python alone
+        if (
+            "_" not in text
+            and _is_number(text)
+            and math.isfinite(float(text))
+            and (other := spelt.setdefault(float(text), text)) != text
+        ):
             what = f"label '{text:.60}' is the same number as '{other:.60}' in an earlier row, and would be another class"
             raise UserError("E235", what, "Write each class in one way", f"{path}:{line}")
 

@@ -40,6 +40,7 @@ LABELS = ["a", "b", "c"]
         ("keep", 2),
         ("keep", 0.0),
         ("mixout", -0.1),
+        ("mixout", 1.0),
         ("reserve", 0.0),
         ("budget", 0),
         ("budget", -0.5),

@@ -55,6 +55,11 @@ def test_three_formats_read_the_same(tmp_path, ending, content):
     assert data.train.texts == [('"so" good',), ("bad",)] and data.train.labels == [1, 0]
 
 
+def test_labels_with_an_underscore_are_no_numbers(tmp_path):
+    rows = "sentence\tlabel\nx\t1_2\ny\t12\n"
+    assert sorted(read_task(task(tmp_path, rows, rows)).label_names) == ["12", "1_2"]
+
+
 def test_integer_labels_keep_numeric_order(tmp_path):
     rows = "sentence\tlabel\n" + "".join(f"words\t{n}\n" for n in (10, 2, -1))
     assert read_task(task(tmp_path, rows, rows)).label_names == ["-1", "2", "10"]
