@@ -8,6 +8,7 @@ from typing import Any
 
 from compressor.errors import CheckError
 from compressor.processor import physical_cores
+from serving.backends.cpu_threads import cores as served_cores
 from serving.loadtest.arrivals import Load
 from serving.loadtest.fleet import Fleet
 from serving.loadtest.levels import measure
@@ -38,9 +39,10 @@ def tune(
 
     Raises CheckError E753 when no setting keeps the limit, UserError E752 (memory) and those of the server and the clients.
     """
-    cores = cores or physical_cores()
+    # what is served now shares every core that there is, and a core with two threads counts as two
+    shared, cores = cores or served_cores(), cores or physical_cores()
     bench = Bench(model_folder, fleet, folder, protocol=protocol, seconds=seconds, say=say)
-    present = setting_of(bench.config, bench.runtime, cores)
+    present = setting_of(bench.config, bench.runtime, shared)
     grid = grid_of(bench.config, present, cores, p99_ms)
     search = Search(grid, p99_ms / 1000, bench.evaluate, start=2 * cores, present=present)
     say(f"{len(grid.settings())} settings on {cores} cores")

@@ -3,6 +3,7 @@
 import itertools
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -211,6 +212,26 @@ def test_only_a_runs_folder_is_tuned(capfd):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("given", "threads"), [(None, 2), (1, 1)])
+def test_the_present_setting_is_what_is_served(classifier, monkeypatch, given, threads):
+    """On one core with two threads: the server gives a session both."""
+
+    class Found(Exception):
+        pass
+
+    def search(grid, limit, evaluate, *, start, present):
+        assert start == 2 and present in grid.settings()
+        raise Found(present.threads)
+
+    made = SimpleNamespace(config=ModelConfig(name="bare"), runtime=RUNTIMES["onnxruntime"], evaluate=None)
+    monkeypatch.setattr(tuned, "Bench", lambda *_, **__: made)
+    monkeypatch.setattr(tuned, "Search", search)
+    monkeypatch.setattr(tuned, "physical_cores", lambda: 1)
+    monkeypatch.setattr(tuned, "served_cores", lambda: 2)
+    with pytest.raises(Found, match=f"^{threads}$"):
+        tune(None, None, None, 100.0, cores=given)
+
+
 def test_a_real_server_is_tuned(tmp_path, classifier, tokenizer_folder, triton, monkeypatch):
     monkeypatch.setattr(setting_grid, "DELAYS", (None, 0))
     monkeypatch.setattr(tuned, "ARRIVALS", (0.2,))
