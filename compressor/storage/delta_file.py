@@ -24,6 +24,7 @@ from compressor.deltas.kinds.mask import Mask
 from compressor.deltas.registry import KINDS
 from compressor.errors import UserError
 from compressor.models.files.damage import door
+from compressor.models.files.weight_files import DELTA as KEY
 from compressor.models.files.weight_files import not_finite
 from compressor.models.hub import AUTO_CLASSES, SEQUENCES, class_facts, head_names, require_labels
 from compressor.models.row_file import use_stored_row
@@ -35,9 +36,6 @@ from compressor.storage.layout import accounts, compact, expand, slots
 
 FORMAT, READABLE = 3, (1, 2, 3)
 """Current format, and the formats that can be read. Format 1 has no masks over weights, format 2 no token-level heads."""
-KEY = "compress_delta"
-"""The only metadata key, because safetensors writes several in any order; its value is the description."""
-
 HEADER_LIMIT = 4096
 """Largest header in bytes, with safetensors' length field. A longer description is stored as a tensor."""
 
@@ -128,13 +126,17 @@ def save(
     }
     sha256 = _digest(description, flat)
     text = _text({**description, "sha256": sha256})
-    data = serialize(flat, {KEY: text})
+    data = serialize(flat, {KEY: text})  # one metadata key: safetensors writes several in any order
     if header_size(data) > HEADER_LIMIT:
         data = serialize({**flat, "description": _bytes(text)}, {KEY: ""})
     path = Path(path)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_bytes(data)
-    beside.replace(path)
+    try:
+        beside.write_bytes(data)
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
     return sha256
 
 

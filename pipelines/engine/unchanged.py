@@ -7,6 +7,7 @@ from pathlib import Path
 
 from compressor.digests import Mark, mark_of, sha256_of
 from compressor.errors import UserError
+from compressor.models.files.weight_files import tensor_files
 from compressor.models.hub import TOKENIZER_FILES, _digest
 from pipelines.engine.preflight import Ready
 from pipelines.engine.stage import BaseModelReference
@@ -65,7 +66,8 @@ class Originals:
         yield from self._ready.data
         for folder in (model.folder for model in self._models()):
             yield from (folder / name for name in ("config.json", *TOKENIZER_FILES))
-            yield from sorted({*folder.glob("*.safetensors"), *folder.glob("*.safetensors.index.json")})
+            yield from (folder / name for name in tensor_files(folder))
+            yield from sorted(folder.glob("*.safetensors.index.json"))
 
 
 def _changed(what: str, path: Path) -> UserError:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 from compressor.errors import CompressError
 from compressor.models.files.damage import Damage, door
@@ -250,6 +251,9 @@ def test_shards_are_part_of_the_digest(project):
     for path in sorted(model.iterdir()):
         if path.name != "generation_config.json":
             whole.update(f"{path.name}\0{sha256(path.read_bytes()).hexdigest()}\n".encode())
+    assert resolve(str(model)).sha256 == whole.hexdigest()
+    # a task's delta that was put beside its base is no part of it
+    save_file({"x": torch.zeros(2)}, model / "task.safetensors", metadata={"compress_delta": "{}"})
     assert resolve(str(model)).sha256 == whole.hexdigest()
     sharded()(model)
     digests = [resolve(str(model)).sha256]

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
+DELTA = "compress_delta"
+"""The metadata key of a delta file (`compressor.storage.delta_file`)."""
+
 SLICE = 2**22
 """Numbers that are checked at a time."""
 
@@ -103,6 +106,19 @@ def weight_names(folder: Path) -> list[str]:
     if (folder / WEIGHTS).is_file() or not (folder / INDEX).is_file():
         return [WEIGHTS]
     return sorted(set(_weight_map(folder).values()))
+
+
+def tensor_files(folder: Path) -> list[str]:
+    """The names of the folder's files of tensors; a delta file that lies beside a model is no part of it."""
+    return sorted(path.name for path in folder.glob("*.safetensors") if path.name == WEIGHTS or not _is_delta(path))
+
+
+def _is_delta(path: Path) -> bool:
+    try:
+        with safe_open(path, framework="np") as stream:
+            return DELTA in (stream.metadata() or {})
+    except (SafetensorError, OSError):
+        return False
 
 
 def _weight_map(folder: Path) -> dict[str, str]:
