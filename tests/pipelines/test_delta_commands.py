@@ -2,6 +2,7 @@
 
 import errno
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -231,7 +232,16 @@ def test_convert_says_what_it_cannot_take(compress, base, file, tmp_path):
     adapter = tmp_path / "adapter"
     write_peft(task(base, "lora"), adapter, base=base.reference)
     assert "3 names for 2 classes" in refused("E315", adapter, tmp_path / "x", "--labels", "a,b,c")
+    for labels in ("bad,bad", "bad,", "bad\ngood", '"bad'):
+        refused("E315", adapter, tmp_path / "x", "--labels", labels)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "nowhere").symlink_to(tmp_path / "x")
+    for taken in (tmp_path / "empty", tmp_path / "nowhere", Path("/dev/null")):
+        refused("E801", file, taken)
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
     config = json.loads((adapter / CONFIG).read_text())
+    (adapter / CONFIG).write_text(json.dumps({**config, "revision": "v1.0"}))
+    assert "revision 'v1.0'" in refused("E315", adapter, tmp_path / "x")
     (adapter / CONFIG).write_text(json.dumps({**config, "base_model_name_or_path": None}))
     assert "--base" in refused("E315", adapter, tmp_path / "x")
     inserted = write(base, task(base, "adapter"), tmp_path / "inserted.safetensors")

@@ -133,7 +133,7 @@ def _figure(value: float | None) -> str:
 
 def convert(src: Path, dst: Path, base: str | None, form: str, labels: str | None, head: bool) -> None:
     """Write the source in the other format; of a run it is the last state, before the merge."""
-    _check_new(dst)
+    _check_new(dst, of_a_file=form == "delta")
     recorded = place = None
     if is_run(src):
         src, found = last_state(src)
@@ -191,12 +191,15 @@ def _open_peft(src: Path, base: str | None, labels: str | None) -> tuple[nn.Modu
     reference = base or adapter.config.get("base_model_name_or_path")
     if not reference:
         raise UserError("E315", "the adapter names no base", "Give it with --base", str(src))
+    if not base and (revision := adapter.config.get("revision")) not in (None, "main"):
+        what = f"the adapter was trained on revision {revision!r:.60} of '{reference}'"
+        raise UserError("E315", what, "Download that revision, and give its folder with --base", str(src))
     if labels and adapter.auto_class in GENERATIVE:
         raise UserError(
             "E315", "--labels names classes, and this adapter is of a model that generates", "Leave it out", str(src)
         )
     classes = adapter.classes or (0 if adapter.auto_class in GENERATIVE else 2)
-    names = next(csv.reader([labels])) if labels else [f"LABEL_{number}" for number in range(classes)]
+    names = _named(labels) if labels else [f"LABEL_{number}" for number in range(classes)]
     if adapter.classes not in (None, len(names)):
         raise UserError("E315", f"{len(names)} names for {adapter.classes} classes", "Give --labels one name a class", str(src))
     base_model = resolve(str(reference))
@@ -205,12 +208,23 @@ def _open_peft(src: Path, base: str | None, labels: str | None) -> tuple[nn.Modu
     return model, bool(adapter.head)
 
 
+def _named(labels: str) -> list[str]:
+    """The names in --labels. Raises UserError E315."""
+    try:
+        names = next(csv.reader([labels], strict=True))
+    except csv.Error as error:
+        raise UserError("E315", f"--labels cannot be read ({error})", "Write them with commas, in one line") from None
+    if "" in names or len(set(names)) < len(names):
+        raise UserError("E315", "--labels has a name twice, or an empty one", "Give every class a name of its own")
+    return names
+
+
 def _quiet() -> AbstractContextManager[None]:
     """Suppress transformers' report on loading a base without a task head, which occurs in every load here."""
     return captured(Path(os.devnull))
 
 
-def _check_new(path: Path) -> None:
-    """Raises UserError E801 where something would be overwritten."""
-    if path.is_file() or (path.is_dir() and any(path.iterdir())):
+def _check_new(path: Path, *, of_a_file: bool = False) -> None:
+    """Raises UserError E801 where something would be overwritten; a folder may be there if it is empty."""
+    if os.path.lexists(path) and (of_a_file or not path.is_dir() or any(path.iterdir())):
         raise UserError("E801", f"'{path}' is there already", "Give another name, or remove it")
