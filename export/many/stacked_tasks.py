@@ -156,6 +156,8 @@ def _differs(delta: DeltaFile, first: DeltaFile) -> str:
         return "a task that generates cannot be stacked"
     if delta.kind:
         return f"a task of kind '{delta.kind}' needs a model of its own"
+    if delta.head is None and delta.labels:
+        return "it has no task head, and tasks of one model have one each"
     if not delta.labels:
         return "this is the file that tasks share, not one of the tasks"
     if delta.base_sha256 != first.base_sha256:

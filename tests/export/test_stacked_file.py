@@ -26,13 +26,14 @@ from tests.tiny import WORDS, write_model
 LABELS = (["bad", "good"], ["entailed", "neutral", "contradicted"], ["score"])
 
 
-def write_task(base, path, case, labels, *, auto_class=SEQUENCES, seed=0, kind=""):
+def write_task(base, path, case, labels, *, auto_class=SEQUENCES, seed=0, kind="", head=True):
     model = build(base.folder, labels, seed, auto_class)
     tuned(model, case, ("query", "ffn_out"), places=9 if case == "selective" else 5)
     with torch.no_grad():
         for name in compression_of(model).head_parameters:
             model.get_parameter(name).normal_(std=0.5, generator=torch.Generator().manual_seed(seed))
-    delta_file.write(model, path, base=base.reference, base_sha256=base.sha256, label_names=labels, kind=kind)
+    facts = {"base": base.reference, "base_sha256": base.sha256, "label_names": labels, "kind": kind}
+    delta_file.write(model, path, **facts, head=head)
     return path
 
 
@@ -101,6 +102,9 @@ def test_files_that_do_not_belong_together_are_refused(base, tmp_path):
     several = write_task(base, tmp_path / "several.safetensors", "lora", LABELS[0], kind="multilabel")
     with pytest.raises(UserError, match=r"E775 .*several.safetensors: a task of kind 'multilabel' needs a model of its own"):
         stack_files([first, several], tmp_path / "out")
+    bare = write_task(base, tmp_path / "bare.safetensors", "lora", LABELS[0], head=False)
+    with pytest.raises(UserError, match=r"E775 .*bare.safetensors: it has no task head"):
+        stack_files([first, bare], tmp_path / "out")
     pruned = remember(build(base.folder, LABELS[0]), base.reference, base.sha256)
     remove(pruned, {0: Removal(heads=[1])})
     delta_file.write(
