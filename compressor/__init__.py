@@ -24,9 +24,10 @@ def load(folder=None, *, base=None, delta=None):
     if delta is None:
         from compressor import checkpoint, runs
         from compressor.run_store import is_run
+        from compressor.text_files import from_home
 
-        reader = runs if is_run(Path(folder)) else checkpoint
-        return reader.load(Path(folder), base=base)
+        place = from_home(folder)
+        return (runs if is_run(place) else checkpoint).load(place, base=base)
     from compressor.storage import live
 
     if folder is not None and base is not None:

@@ -51,6 +51,8 @@ def test_the_last_model_of_a_run(made, monkeypatch, tmp_path):
     assert torch.allclose(logits(merged, made), logits(unmerged, made), atol=1e-5)
     (store,) = (made / "runs" / ".store").glob("merge-*")
     assert torch.equal(logits(compressor.load(store), made), logits(merged, made))
+    monkeypatch.setenv("HOME", str(made))
+    assert torch.equal(logits(compressor.load("~/runs/tiny"), made), logits(merged, made))
     assert torch.equal(
         logits(compressor.load(str(made / "runs" / "unmerged"), base=made / "model"), made), logits(unmerged, made)
     )
