@@ -22,7 +22,7 @@ def best_choices(
     from compressor.tasks.kinds.choices import chosen
 
     for number, text in enumerate(texts, first):
-        if isinstance(text, str):
+        if isinstance(text, str) or len(text) < 2:
             raise UserError(
                 "E717", f"text {number + 1}, {text!r:.60}, has no choices", 'Give a JSON line with "text" and "choices"'
             )

@@ -19,8 +19,9 @@ def check_texts(texts: Sequence[Text], pairs: bool, model: str, first: int = 0) 
         parts = (text,) if isinstance(text, str) else text
         if not isinstance(parts, (tuple, list)) or not all(isinstance(part, str) for part in parts):
             raise UserError("E717", f"text {number + 1} is {text!r:.60}, not a text", "Give a str, or a tuple of them")
-        if isinstance(text, str) is pairs:
-            takes, got = ("pairs of texts", "one") if pairs else ("single texts", "a pair")
+        if isinstance(text, str) is pairs or len(parts) != 1 + pairs:
+            takes = "pairs of texts" if pairs else "single texts"
+            got = "one" if isinstance(text, str) else "a pair" if len(parts) == 2 else f"a tuple of {len(parts)}"
             what = f"model '{model}' takes {takes}, text {number + 1} is {got}"
             raise UserError("E717", what, "Give --pair once for each text" if pairs else "Leave out --pair")
 

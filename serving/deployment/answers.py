@@ -49,10 +49,7 @@ def read_answers(version: Path) -> list[Answer]:
     """The recorded answers of a version folder. Raises UserError E754 where there are none or they cannot be read."""
     path = version / ANSWERS
     try:
-        answers = [Answer(**answer) for answer in json.loads(path.read_text(encoding="utf-8"))["answers"]]
-        if not answers:
-            raise ValueError("the list is empty")
-        return answers
+        return [Answer(**answer) for answer in json.loads(path.read_text(encoding="utf-8"))["answers"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError("E754", f"no recorded answers ({error})", "Run the pipeline's deploy stage again", str(path)) from error
 

@@ -286,6 +286,8 @@ def test_a_client_puts_the_pairs_of_a_row_together():
     assert (found.choice, found.number) == ("bad", 1) and found.scores == pytest.approx((0.2689, 0.7311), abs=1e-4)
     with pytest.raises(UserError, match=r"E717 .*has no choices"):
         best_choices(list, ["a film"])
+    with pytest.raises(UserError, match=r"E717 .*has no choices"):
+        best_choices(list, [("a film",)])
 
 
 # --- marked spans ---

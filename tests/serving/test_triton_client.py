@@ -127,6 +127,12 @@ def test_predict_takes_pairs_many_texts_and_none(server, version_folder, tmp_pat
     for folder, name in ((None, "reviews-text"), (version_folder, "reviews")):
         with pytest.raises(UserError, match=f"E717 model '{name}' takes single texts, text 2 is a pair"):
             predict(server.url, "reviews", ["a", ("a", "b")], folder)
+    for folder, name in ((None, "reviews-text"), (version_folder, "reviews")):
+        for odd in (("a",), ("a", "b", "c")):
+            with pytest.raises(UserError, match=rf"E717 model '{name}' takes single texts, text 1 is a tuple of {len(odd)}"):
+                predict(server.url, "reviews", [odd], folder)
+    with pytest.raises(UserError, match=r"E717 model 'reviews' takes pairs of texts, text 1 is a tuple of 3"):
+        predict(server.url, "reviews", [("a", "b", "c")], pairs)
     with pytest.raises(UserError, match=r"E717 model 'reviews' takes pairs of texts, text 2 is one\. Give --pair"):
         predict(server.url, "reviews", [("a", "b"), "a"], pairs)
     many = predict(server.url, "reviews", [TEXTS[index % 2] for index in range(70)])  # max_batch_size is 64
