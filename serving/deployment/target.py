@@ -49,6 +49,8 @@ class Target:
         """
         import fsspec
 
+        if not location.strip():  # fsspec takes it for the current folder
+            raise UserError("E757", "no repository is named", "Give its folder or URL")
         try:
             files, root = fsspec.core.url_to_fs(location)
             if create:

@@ -455,9 +455,11 @@ def test_storage_that_is_no_folder(make_run):
     assert target.files.cat_file(target.path(NAME, "1", "model.onnx"))
 
 
-def test_a_location_that_cannot_be_opened():
+@pytest.mark.parametrize("location", ["nothing-of-the-kind://models", "", " "])
+def test_a_location_that_cannot_be_opened(location, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="E757"):
-        Target.at("nothing-of-the-kind://models")
+        Target.at(location)
 
 
 def test_an_empty_folder_is_a_repository_where_models_come_later(tmp_path):

@@ -127,6 +127,15 @@ def test_a_place_for_no_file_is_told_before_anything_is_deployed(deployed, tmp_p
     assert not (tmp_path / "served").exists()
 
 
+def test_a_home_folder_is_one_place(deployed, tmp_path, monkeypatch):
+    """--to=~/models, as a shell leaves it: what is mounted is what was written."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    deployed("~/models", "--compose", tmp_path / "compose.yaml")
+    (triton,) = yaml.safe_load((tmp_path / "compose.yaml").read_text())["services"].values()
+    assert triton["volumes"][0]["source"] == str(tmp_path / "home" / "models")
+    assert (tmp_path / "home" / "models" / "4-reviews" / "config.pbtxt").is_file()
+
+
 @pytest.mark.parametrize("option", ["--status", "--rollback"])
 def test_a_repository_that_is_not_there_is_not_created(deployed, tmp_path, option):
     with pytest.raises(UserError, match=r"E757 .*typo: the repository cannot be opened .*there is no such folder"):

@@ -20,7 +20,7 @@ from serving.repository import write_repository
 
 def test_answers_that_are_missing_or_damaged(make_run, target):
     run = make_run(0)
-    for content in (None, "", "{}", "[1]", json.dumps({"answers": [{"inputs": []}]}), json.dumps({"answers": []})):
+    for content in (None, "", "{}", "[1]", json.dumps({"answers": [{"inputs": []}]})):
         path = run / NAME / "1" / "answers.json"
         path.unlink(missing_ok=True) if content is None else path.write_text(content)
         with pytest.raises(UserError, match="E754"):

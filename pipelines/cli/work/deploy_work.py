@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -54,7 +55,7 @@ def run(
     if control is not None and not control.tls:
         require_unused(["ca"], "without https://")
     say = (lambda line: None) if as_json else click.echo
-    options = Options(run.name, max_ms, keep, say)
+    options, to = Options(run.name, max_ms, keep, say), os.path.expanduser(to)
     if show:
         states = status(Target.at(to, create=False), control)
         click.echo(json.dumps([state.to_json() for state in states], indent=1) if as_json else table(states))
