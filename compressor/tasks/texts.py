@@ -30,7 +30,7 @@ def read_texts(path: Path, task: TaskConfig) -> Split:
 def _rows(path: Path, task: TaskConfig, of_words: bool) -> Rows:
     """Cells by column, with the number of the line; `of_words` splits a line at its spaces."""
     if ending(path) != LINES:
-        return read_rows(path, task.header is not False)
+        return read_rows(path, task.header is not False, skip_broken=task.broken_rows is not None)
     if len(task.text_columns) > 1:
         what = f"a {LINES} file has one text per line, a row of this task has {len(task.text_columns)}"
         raise UserError("E202", what, "Give a .tsv, .csv or .jsonl file with the task's columns", str(path))

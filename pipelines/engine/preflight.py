@@ -77,11 +77,14 @@ def check_inputs(pipeline: Pipeline) -> Ready:
 
 def _skipped(pipeline: Pipeline) -> Iterator[str]:
     """A line for each file of which `broken_rows: skip` leaves out rows."""
-    for path, task in pipeline.all_tasks.items():
-        for key, file in named_files(task).items():
-            if lines := skipped_lines(file, task):
-                what = f"rows of {file.name} with another number of fields than its first line are left out: {len(lines):,}"
-                yield f"{dotted((*path, *key))}: {what} (lines {listed([str(line) for line in lines])})"
+    found = [((*at, *key), file, task) for at, task in pipeline.all_tasks.items() for key, file in named_files(task).items()]
+    for number, entry in enumerate(pipeline.stages if pipeline.task else ()):
+        for key, file in entry.row.beside.files_of(entry.config).items():
+            found.append((("stages", number, entry.name, key), file, pipeline.task))
+    for place, file, task in found:
+        if lines := skipped_lines(file, task):
+            what = f"rows of {file.name} with another number of fields than its first line are left out: {len(lines):,}"
+            yield f"{dotted(place)}: {what} (lines {listed([str(line) for line in lines])})"
 
 
 def _other_models(pipeline: Pipeline) -> tuple[dict[str, BaseModelReference], list[UserError]]:

@@ -22,6 +22,7 @@ from compressor.tasks.reading import read_rows, read_task, skipped_lines
 from compressor.tasks.sources import content, hub_set, parquet_rows
 from compressor.tasks.sources.glue import TASKS, glue_keys
 from compressor.tasks.sources.hub_set import fetch, parse
+from compressor.tasks.texts import read_texts
 
 ROWS = {"text": ["good film", "bad"], "label": [1, 0]}
 LONG = "a" * 300
@@ -421,6 +422,7 @@ def test_rows_that_the_download_of_qqp_breaks_over_two_lines_are_left_out(tmp_pa
         )
     config = TaskConfig(**glue_keys("qqp", ".", tmp_path, TaskConfig.model_fields))
     assert read_task(config).train.lines == [2, 3, 6] and skipped_lines(config.train, config) == [4, 5]
+    assert read_texts(config.train, config).lines == [2, 3, 6]
     strict = config.model_copy(update={"broken_rows": None})
     assert skipped_lines(strict.train, strict) == []
     with pytest.raises(UserError, match=r"E210 .*train.tsv:4: 5 fields where the header has 6"):
