@@ -40,7 +40,7 @@ def gather(inputs: Inputs, measurements: Record) -> Record:
         + notes(roles, cells, candidates, metric, control)
         + teacher_notes(inputs)
         + kept_notes(inputs)
-        + rival_note(fastest, roles["compressed"], measurements, cells)
+        + rival_note(usable, roles["compressed"], measurements, cells)
         + own_lengths_note(usable, roles["compressed"], candidates)
         + [metric.note] * bool(metric.note)
         + proof_notes(inputs)

@@ -6,7 +6,7 @@ from compressor.cost import human_bytes
 from compressor.tasks.task_kind import Metric
 from export.latency.core_time import disturbance
 from export.runtimes.runtime_registry import RUNNABLE, RUNTIMES
-from pipelines.reporting.candidates import Record, find
+from pipelines.reporting.candidates import Record, find, p50
 from pipelines.reporting.format import (
     GAIN,
     factor,
@@ -170,19 +170,27 @@ def file_of(record: Record) -> str:
     return f"{RUNTIMES[record['runtime']].label} {record['precision']}"
 
 
-def rival_note(rival: Record | None, compressed: Record, measurements: Record, cells: list[tuple[int, int]]) -> list[str]:
-    """Note on the speed against the fastest dense file at every shape, and on what may be faster and was not measured: files of
-    the device's other runtimes, and dense ones of other precisions."""
-    if rival is None:
+def rival_note(usable: list[Record], compressed: Record, measurements: Record, cells: list[tuple[int, int]]) -> list[str]:
+    """Note on the speed against the fastest of the `usable` dense files at every shape, which may be another at each, and on
+    what may be faster and was not measured: files of the device's other runtimes, and dense ones of other precisions."""
+    if not usable:
         return []
-    speeds = ", ".join(f"{faster(speedup(rival, compressed, cell))} at batch {cell[0]}" for cell in cells)
+    rivals = [min(usable, key=lambda row, cell=cell: p50(row, cell)) for cell in cells]
+    names = [file_of(rival) for rival in rivals]
+    gains = [
+        f"{faster(speedup(rival, compressed, cell))} at batch {cell[0]}" for rival, cell in zip(rivals, cells, strict=True)
+    ]
+    if len(set(names)) == 1:
+        speeds = f", {names[0]}: {', '.join(gains)}"
+    else:
+        speeds = f" of each: {', '.join(f'{gain} ({name})' for gain, name in zip(gains, names, strict=True))}"
     candidates, device = measurements["candidates"], measurements["device"]
     able, measured = [name for name in RUNNABLE if device in RUNTIMES[name].devices()], {row["runtime"] for row in candidates}
     missing = [RUNTIMES[name].title for name in able if name not in measured]
     unknown = f" No file of {' or '.join(missing)} was exported: a dense one may take less time." if missing else ""
     if lacking := unmeasured_files(compressed, measurements):
         unknown += f" No dense file {' or '.join(lacking)} was measured: it may take less time."
-    return [f"Against the fastest dense file, {file_of(rival)}: {speeds}.{unknown}"]
+    return [f"Against the fastest dense file{speeds}.{unknown}"]
 
 
 def unmeasured_files(compressed: Record, measurements: Record) -> list[str]:

@@ -186,6 +186,19 @@ def test_a_rival_of_the_deployed_precision_that_was_not_measured_is_told(write):
     assert "No dense file" not in " ".join(load(write())["notes"])
 
 
+def test_the_fastest_dense_file_is_another_at_another_batch(write):
+    """What is fastest at the last shape alone would flatter at the first."""
+
+    def edit(measured):
+        found = {one["name"]: one for one in measured["candidates"]}
+        found["dense ONNX fp32"]["latency"][0] = found["compressed ONNX int8"]["latency"][0]
+
+    (note,) = [note for note in load(write(edit=edit))["notes"] if note.startswith("Against the fastest dense file")]
+    assert re.match(
+        r"Against the fastest dense file of each: no .* at batch 1 \(ONNX fp32\), .* faster at batch 8 \(ONNX int8\)", note
+    )
+
+
 def test_a_rival_of_a_precision_that_this_cpu_computes_is_missed(write):
     """bf16 is the fastest dense file on a CPU with AMX, and only there can it be written."""
 
