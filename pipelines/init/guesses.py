@@ -15,6 +15,7 @@ from compressor.tasks.kinds.multilabel import cells_of
 from compressor.tasks.kinds.spans import answer_pairs
 from compressor.tasks.kinds.tokens import is_tag
 from compressor.tasks.reading import WORD_FILES
+from pipelines.init.cell_labels import LABELS_IN
 from pipelines.init.column_names import LABELS, PAIRS, PROMPTS, TAGS, TEXTS, WORDS
 from pipelines.init.data_files import NUMBER, DataTable
 from pipelines.init.list_guesses import answer_columns, choice_columns, is_labels, list_column, marked_columns
@@ -135,7 +136,8 @@ def guess(table: DataTable, text: Sequence[str] = (), label: str | None = None, 
     if not text and not label and kind in (None, "marked") and (marked := marked_columns(values)):
         why = f"spans of a text: {', '.join(marked[0][1:])}"
         return Guess("marked", *marked, {"kind": why, "text": why, "label": why})
-    if label is None and kind in (None, "multilabel") and (lists := list_column(values)):
+    lists = list_column(values) if label is None and kind in (None, "multilabel") else None
+    if lists and (kind or lists.strip().lower() in LABELS or not any(name.strip().lower() in LABELS for name in columns)):
         label, kind = lists, "multilabel"
         given = {"kind": f"'{lists}' holds lists of labels", "label": "the only column with lists of labels"}
     label, why_label = (label, given.get("label", "as given")) if label else _label(table, columns, text)
@@ -292,8 +294,10 @@ def unlabelled(table: DataTable, guessed: Guess, train: DataTable) -> str | None
         return f"labels are missing in its column '{guessed.label}'"
     if not varied:
         return f"all rows of its column '{guessed.label}' are alike"
-    if guessed.kind not in ("classification", "marked"):
+    if (labels_in := LABELS_IN.get(guessed.kind)) is None:
         return None
-    known = DataColumn(guessed.label, train.values(guessed.label)).distinct
-    unknown = sorted(set(column.distinct) - set(known))
+    known, found = ({one for cell in rows.values(guessed.label) for one in labels_in(cell)} for rows in (train, table))
+    if not found:  # of words, every one outside: shared tasks hide tags so
+        return f"no row of its column '{guessed.label}' has a label"
+    unknown = sorted(found - known)
     return f"its label '{unknown[0]:.60}' never occurs in training" if unknown else None

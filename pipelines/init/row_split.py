@@ -3,37 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from compressor.errors import UserError
 from compressor.tasks import GENERATED
-from compressor.tasks.kinds.multilabel import cells_of
-from compressor.tasks.kinds.tokens import OUTSIDE
+from pipelines.init.cell_labels import LABELS_IN
 from pipelines.init.data_files import DataTable
 from pipelines.init.guesses import Guess
 
-
-def _label(cell: Any) -> set[str]:
-    return {str(cell).strip()}
-
-
-def _labels(cell: Any) -> set[str]:
-    return {str(label).strip() for label in cells_of(cell) or ()}
-
-
-def _types(tags: Any) -> set[str]:
-    """The types of a sentence's entities."""
-    return {str(tag)[2:] for tag in tags if tag != OUTSIDE} if isinstance(tags, list) else set()
-
-
-LABELS_IN: Mapping[str, Callable[[Any], set[str]]] = {
-    "classification": _label,
-    "marked": _label,
-    "multilabel": _labels,
-    "tokens": _types,
-}
-"""Of the kinds that know only the labels of the training rows: a cell, not checked yet -> the labels in it."""
 BALANCED = ("classification", "marked")
 """The kinds whose rows have one label each."""
 TOGETHER = {"spans": (-1, "context"), **dict.fromkeys(GENERATED, (0, "prompt"))}

@@ -289,11 +289,33 @@ def test_lists_of_numbers_are_several_labels(tmp_path):
         ([{"text": "a film", "labels": []}] * 3, "all rows of its column 'labels' are alike"),
         ([{"text": "a film", "labels": labels} for labels in (["a"], None)], "labels are missing in its column 'labels'"),
         ([{"text": "a film"}] * 3, "it has no column 'labels'"),
+        ([{"text": "a film", "labels": labels} for labels in (["a"], ["b", "c"])], "its label 'c' never occurs in training"),
     ],
 )
 def test_a_row_without_a_label_is_no_missing_label(tmp_path, lines, why):
     train = table(tmp_path, jsonl(*({"text": f"a film {n}", "labels": ["a", "b"][: 1 + n % 2]} for n in range(9))), "jsonl")
     assert unlabelled(table(tmp_path, jsonl(*lines), "jsonl"), guess(train), train) == why
+
+
+@pytest.mark.parametrize(
+    ("tags", "why"),
+    [
+        (["O", "B-X"], None),
+        (["O", "B-Y"], "its label 'Y' never occurs in training"),
+        (["O", "O"], "no row of its column 'tags' has a label"),
+    ],
+)
+def test_tags_of_a_test_file_are_those_of_the_training(tmp_path, tags, why):
+    train = table(tmp_path, jsonl(*({"tokens": ["a", "film"], "tags": ["B-X", "O"]} for _ in range(3))), "jsonl")
+    test = table(tmp_path, jsonl({"tokens": ["a", "film"], "tags": tags}), "jsonl")
+    assert unlabelled(test, guess(train), train) == why
+
+
+def test_a_column_of_lists_beside_one_called_label_is_not_the_label(tmp_path):
+    lines = [{"text": f"it is {n}", "label": ["pos", "neg"][n % 2], "tags": ["web", "en"][: n % 2 + 1]} for n in range(40)]
+    found = guess(table(tmp_path, jsonl(*lines), "jsonl"))
+    assert (found.kind, found.text, found.label) == ("classification", ("text",), "label")
+    assert guess(table(tmp_path, jsonl(*lines), "jsonl"), kind="multilabel").label == "tags"
 
 
 def test_a_question_without_an_answer_is_no_missing_label(tmp_path):
