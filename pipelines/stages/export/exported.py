@@ -24,6 +24,9 @@ from pipelines.engine.stage import BaseModelReference, Inputs, Workspace
 from pipelines.stages.export.config import ExportConfig
 from pipelines.stages.export.proving import ComparedFile, Prover, repaired
 
+LEFT_OUT = ". The file is left out, the rest of the run went on"
+"""What is added to the error of a file that was to be shipped, where another one is."""
+
 CALIBRATION_ROWS, CALIBRATION_BATCH = 128, 8
 
 
@@ -57,7 +60,7 @@ def export_one(name: str, model: nn.Module, config: ExportConfig, data: Data, wo
                 exported.files.setdefault(runtime, {})[precision] = record(name, kept, precision, data)
                 say_apart(work.hop, exported.files[runtime][precision], workspace.say)
     if not exported.files and prover.gated:
-        raise CheckError(**exported.failures[0])
+        raise nothing_left(exported.failures)
     return exported
 
 
@@ -144,9 +147,17 @@ def say_result(result: ParityResult, say: Callable[[str], None]) -> None:
         say(f"{result.hop} is beyond its bound ({why_refused(result)}); it is a baseline and is not deployed")
 
 
+def nothing_left(failures: Sequence[dict[str, str]]) -> CheckError:
+    """The error of an export that ships no file: that of the first record of `left_out`, and how many others there are."""
+    first = failures[0]
+    more = f" ({len(failures) - 1} more failed)" if len(failures) > 1 else ""
+    fix = "Add a wider precision to export.precision, such as fp32, or tune for longer"
+    return CheckError(first["code"], f"{first['what'].removesuffix(LEFT_OUT)}. No file is left to ship{more}", fix)
+
+
 def left_out(error: CompressError) -> dict[str, str]:
     """Failure record of a file that was to be shipped and is left out."""
-    what = f"{f'{error.where}: ' if error.where else ''}{error.what}. The file is left out, the rest of the run went on"
+    what = f"{f'{error.where}: ' if error.where else ''}{error.what}{LEFT_OUT}"
     return {"code": error.code, "what": what, "fix": "Leave that precision out of export.precision, or tune for longer"}
 
 

@@ -18,7 +18,7 @@ from export.standalone.folder import SUMMARY, write_generating
 from export.standalone.source_model import LoadedModel, random_rows
 from pipelines.engine.stage import BaseModelReference, Inputs, Workspace
 from pipelines.stages.export.config import ExportConfig
-from pipelines.stages.export.exported import Exported, left_out, say_result
+from pipelines.stages.export.exported import Exported, left_out, nothing_left, say_result
 from pipelines.stages.export.proving import Prover
 
 
@@ -48,7 +48,7 @@ def export_generator(
             facts["files"] = {key: file for key, file in facts["files"].items() if key not in keys}
             facts["parity"].remove(proof)
     if not exported.files[GENERATING.key]:
-        raise CheckError(**exported.failures[0])
+        raise nothing_left(exported.failures)
     (folder / SUMMARY).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     return exported
 
