@@ -41,7 +41,8 @@ def front(costs: Mapping[Setting, float], quality: Mapping[Setting, float]) -> l
     """The settings that no other one beats: none is as good at a lower cost, or better at the same; by rising cost."""
     best: list[Setting] = []
     for setting in sorted(costs, key=lambda name: (costs[name], -quality[name])):
-        if not best or quality[setting] > quality[best[-1]]:
+        alike = best and (costs[setting], quality[setting]) == (costs[best[-1]], quality[best[-1]])
+        if not best or alike or quality[setting] > quality[best[-1]]:
             best.append(setting)
     return best
 

@@ -219,6 +219,8 @@ def test_quality_of_the_validation_rows_and_of_files_that_are_only_scored():
 def test_the_pareto_front_by_hand():
     costs = {("a",): 1.0, ("b",): 2.0, ("c",): 3.0, ("d",): 2.0}
     assert front(costs, {("a",): 0.5, ("b",): 0.4, ("c",): 0.9, ("d",): 0.5}) == [("a",), ("c",)]
+    # alike in both: neither beats the other
+    assert front(costs, {("a",): 0.5, ("b",): 0.8, ("c",): 0.9, ("d",): 0.8}) == [("a",), ("b",), ("d",), ("c",)]
 
 
 def test_a_sweep_over_seeds(project, out, compress):
