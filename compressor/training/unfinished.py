@@ -71,9 +71,10 @@ def newest(work: Path) -> Path | None:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether a checkpoint was begun here: its tensors are written first."""
-    names = {path.name for path in folder.iterdir()} if folder.is_dir() else {folder.name}
-    return folder.name.rpartition("-")[2].isdecimal() and (not names or bool(names & {CHANGING, MANIFEST}))
+    """Whether a checkpoint, or what a kill left of one, was written here: those of other programs hold a whole model."""
+    if not (folder.is_dir() and folder.name.rpartition("-")[2].isdecimal()):
+        return False
+    return not any(path.name.startswith(("model", "pytorch_model", "adapter_model")) for path in folder.iterdir())
 
 
 def is_complete(folder: Path) -> bool:

@@ -208,6 +208,11 @@ def test_checkpoints_of_another_program_are_not_touched(name, tmp_path):
     with pytest.raises(ValueError, match=f"holds {name}, which is of another program"):
         train(model, rows_of(8), 1, FAST, tmp_path)
     assert (tmp_path / name / "model.safetensors").read_bytes() == b"weights"
+    # what a kill left of one of ours while it was deleted is in nobody's way
+    shutil.rmtree(tmp_path / name)
+    (tmp_path / "checkpoint-3").mkdir()
+    (tmp_path / "checkpoint-3" / "optimizer.pt").touch()
+    assert newest(tmp_path) is None and not (tmp_path / "checkpoint-3").exists()
 
 
 def test_a_training_that_was_stopped_after_its_last_step_takes_no_other(tmp_path):
