@@ -17,17 +17,10 @@ from compressor.compression import compression_of
 from compressor.digests import sha256_kept, sha256_of
 from compressor.errors import UserError
 from compressor.models.architectures import row_of
+from compressor.models.files import weight_files
 from compressor.models.files.damage import Damage, door, read_json, reading_by_library
 from compressor.models.files.model_folder import CONFIG, GENERATION, TOKENIZER_FILES, check_pretrained
-from compressor.models.files.weight_files import (
-    FLOATS,
-    INDEX,
-    WEIGHTS,
-    StoredTensor,
-    stored_tensors,
-    tensor_files,
-    weight_names,
-)
+from compressor.models.files.weight_files import FLOATS, INDEX, WEIGHTS, StoredTensor, stored_tensors, weight_names
 from compressor.models.row_file import row_digest, row_entry, row_in
 from compressor.models.special_tokens import padding_id
 from compressor.models.tasks_table import HEAD_TASKS, task_of_class
@@ -143,7 +136,7 @@ def _digest(folder: Path, sha256: Callable[[Path], str] = sha256_of) -> str:
     Raises UserError E304 for an index that is damaged.
     """
     digest = hashlib.sha256()
-    names = {"config.json", *TOKENIZER_FILES, *tensor_files(folder)}
+    names = {"config.json", *TOKENIZER_FILES, *weight_files.tensor_files(folder)}
     with door("E304", "the folder", str(folder)):
         shards = weight_names(folder)
     if not (folder / WEIGHTS).is_file():
