@@ -12,7 +12,8 @@ sample = AutoTokenizer.from_pretrained("model")(["a sentence", "another one"], p
 axes = {name: {0: "batch", 1: "length"} for name in sample} | {"logits": {0: "batch"}}
 names = {"input_names": ["input_ids", "attention_mask", "token_type_ids"], "output_names": ["logits"], "dynamic_axes": axes}
 torch.onnx.export(model, (dict(sample),), "model.onnx", **names, opset_version=17, dynamo=False)
-optimize_model("model.onnx", "bert", num_heads=12, hidden_size=384).save_model_to_file("optimized.onnx")
+heads, hidden = model.config.num_attention_heads, model.config.hidden_size
+optimize_model("model.onnx", "bert", num_heads=heads, hidden_size=hidden).save_model_to_file("optimized.onnx")
 options = {"per_channel": True, "weight_type": QuantType.QInt8, "extra_options": {"DefaultTensorType": TensorProto.FLOAT}}
 for source in ("model", "optimized"):
     quantize_dynamic(f"{source}.onnx", f"{source}_int8.onnx", **options)
