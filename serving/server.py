@@ -17,6 +17,7 @@ from typing import IO
 from compressor.errors import UserError
 from serving import running, shared_memory
 from serving.bundle import Bundle, find_bundle, stage_backends
+from serving.child_status import status_of
 from serving.guard.guard_process import GuardProcess
 from serving.guard.model_control import SECRET_HEADER
 from serving.repository import model_names, read_config, refuse_code
@@ -208,14 +209,14 @@ class EmbeddedServer:
 
     def fault(self) -> UserError | None:
         """Why a process of the server does not work any more: E709 (Triton), E743 (a model's), E742 (the guard). Else None."""
-        if self.guard.process.poll() is not None:
+        if status_of(self.guard.process) is not None:
             return self.guard.fault()
         return self.triton.fault()
 
     def restart(self) -> None:
         """Start what has ended again; requests are answered with 503 meanwhile. The ports stay, but for one of gRPC that was
         chosen here and is taken by now: then it is another. Raises as `start`."""
-        if self.guard.process.poll() is not None:
+        if status_of(self.guard.process) is not None:
             self.guard.stop()
             self._start_guard()
         if self.triton.fault():

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from compressor.errors import UserError, UserErrors
 from serving.bundle import Bundle, environment
+from serving.child_status import status_of
 from serving.shared_memory import MORE_MEMORY, close_to_others
 
 STOP_SECONDS = 10
@@ -87,7 +88,7 @@ class TritonProcess:
         deadline = time.monotonic() + seconds
         while not is_ready(self.stage / "http.sock"):
             close_to_others(self.stage.name)
-            ended = self.process.poll() is not None
+            ended = status_of(self.process) is not None
             if ended or STUB_DIED.search(self.log()):  # Triton keeps waiting for a dead stub
                 raise diagnose(self.log(), self.log_path, self.process.poll())
             if time.monotonic() > deadline:
@@ -110,7 +111,7 @@ class TritonProcess:
 
     def fault(self) -> UserError | None:
         """Why the server does not work any more: it, or one of its stubs, has ended. None while all is well."""
-        if (status := self.process.poll()) is not None:
+        if (status := status_of(self.process)) is not None:
             how = ending(status) or "ended by itself"
             return UserError("E709", f"the Triton server {how}", f"See its log, {self.log_path}")
         for pid, model in self.stubs.items():

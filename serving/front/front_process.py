@@ -16,6 +16,7 @@ from pathlib import Path
 from compressor.errors import UserError
 from export.latency.programs import worker_environment
 from serving.bundle import install
+from serving.child_status import status_of
 from serving.triton_process import bound_to_us
 from serving.watch import RESTARTS, WINDOW_SECONDS
 
@@ -49,7 +50,7 @@ class FrontProcess:
 
     def keep(self, tell: Callable[[str], None]) -> None:
         """Start it again if it has ended. Raises UserError E771 when it ends again and again."""
-        if (status := self.process.poll()) is None:
+        if (status := status_of(self.process)) is None:
             return
         if len(self.started) > RESTARTS:
             what = f"the HTTP front ended {len(self.started)} times within {WINDOW_SECONDS} s (exit status {status})"

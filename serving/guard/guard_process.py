@@ -15,6 +15,7 @@ from typing import Any
 
 from compressor.errors import UserError
 from export.latency.programs import worker_environment
+from serving.child_status import status_of
 from serving.triton_process import ending
 
 START_SECONDS = 30
@@ -73,7 +74,7 @@ class GuardProcess:
 
     def fault(self) -> UserError | None:
         """E742 if it has ended, else None."""
-        status = self.process.poll()
+        status = status_of(self.process)
         return None if status is None else UserError("E742", f"the process in front of Triton {ending(status)}", "See the log")
 
     def stop(self) -> None:
