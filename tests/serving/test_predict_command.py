@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import shutil
 import socket
 import ssl
 import subprocess
@@ -10,7 +9,7 @@ import threading
 
 import pytest
 from click.testing import CliRunner
-from triton_parts import LABELS
+from triton_parts import LABELS, of_pairs
 
 from compressor.errors import UserError
 from pipelines.cli.commands import main
@@ -90,10 +89,7 @@ def test_json_is_an_object_a_line(server, version_folder, tmp_path):
     rows = [json.loads(line) for line in shown.splitlines()]
     assert code == 0 and [row["text"] for row in rows] == TEXTS * 600
     assert set(rows[0]) == {"text", "label", "scores"} and tuple(rows[0]["scores"]) == LABELS
-    facts = json.loads((version_folder / "serving.json").read_text())
-    folder = shutil.copytree(version_folder, tmp_path / "1")
-    (folder / "serving.json").write_text(json.dumps(facts | {"pair": True}))
-    pair = ["--pair", "b", "--tokenizer", str(folder), "--json"]
+    pair = ["--pair", "b", "--tokenizer", str(of_pairs(version_folder, tmp_path / "1")), "--json"]
     code, shown = compress(server.url, "reviews", "a", *pair)
     assert code == 0 and {"text": "a", "pair": "b"}.items() <= json.loads(shown).items()
 

@@ -14,7 +14,7 @@ import grpc
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
-from triton_parts import FACTS, LABELS, POSITIONS, WORDS
+from triton_parts import FACTS, LABELS, POSITIONS, WORDS, of_pairs
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceServicer, add_GRPCInferenceServiceServicer_to_server
 from tritonclient.http import InferenceServerClient
@@ -112,15 +112,8 @@ def test_predict_names_the_label_and_every_score(server, session, tokenizer_fold
     assert len({answer.label for answer in predictions}) > 1
 
 
-def of_pairs(folder, pair):
-    """A version's folder that says it, or not, that its rows are pairs."""
-    facts = json.loads((folder / "serving.json").read_text())
-    (folder / "serving.json").write_text(json.dumps(facts | {"pair": pair}))
-    return folder
-
-
 def test_predict_takes_pairs_many_texts_and_none(server, version_folder, tmp_path):
-    pairs = of_pairs(shutil.copytree(version_folder, tmp_path / "1"), True)
+    pairs = of_pairs(version_folder, tmp_path / "1")
     (pair,) = predict(server.url, "reviews", [("the plot", "was dull")], pairs)
     (joined,) = predict(server.url, "reviews", ["the plot [SEP] was dull"], version_folder)
     assert pair != joined, "a special token in a text is text"

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -196,3 +197,11 @@ class Traffic(Clients):
                 self.requests += 1
             except (Refused, UserError) as error:
                 self.failures.append(str(error))
+
+
+def of_pairs(version_folder, folder):
+    """A copy of a version's folder that says that its rows are pairs."""
+    shutil.copytree(version_folder, folder)
+    facts = json.loads((folder / "serving.json").read_text())
+    (folder / "serving.json").write_text(json.dumps(facts | {"pair": True}))
+    return folder
