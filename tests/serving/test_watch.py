@@ -200,8 +200,8 @@ def test_sigterm_answers_what_is_in_flight_and_refuses_the_rest(slow, tmp_path):
     for request in requests:
         request.join()
     assert sorted(answers, key=str) == [200, [1, 3]]
-    # where the cores are busy Triton needs its whole --exit-timeout-secs, 30 s by default, and is killed after 15 more
-    assert process.wait(100) == 0 and process.stdout.read() == "stopped\n"
+    # Triton itself may need its whole --exit-timeout-secs where the cores are busy: 30 s by default, and what follows
+    assert process.wait(60) == 0 and process.stdout.read() == "stopped\n"
     assert not list(tmp_path.glob("compress-triton-*"))
 
 
