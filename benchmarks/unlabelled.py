@@ -98,7 +98,7 @@ def step_times(cut: Artifact, base: Path, length: int, rounds: int) -> dict[str,
     for name, (dropout, embeddings) in VARIANTS.items():
         model = merge_all(load_state(cut.folder, base)).requires_grad_(True)
         model.get_input_embeddings().requires_grad_(embeddings)
-        steps[name] = stepper(model, 64, length)
+        steps[name] = stepper(model, "fp32", 64, length, "cpu")
         if not dropout:
             without_dropout(model)
     return {name: statistics.median(times) for name, times in interleaved(steps, rounds).items()}
