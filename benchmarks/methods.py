@@ -190,8 +190,8 @@ def fill(grid: Grid, contenders: list[Contender], jobs: int) -> dict[tuple[str, 
 
 
 def logits_of(grid: Grid, run: Run) -> tuple[np.ndarray, np.ndarray]:
-    """Validation logits (rows, classes) of a run, kept beside it, and the labels."""
-    kept = grid.work / run.task / f"{run.name}.npz"
+    """Validation logits (rows, classes) of a run, kept beside it by the model that it made, and the labels."""
+    kept = grid.work / run.task / f"{run.name}-{grid.artifact(run).id}.npz"
     if not kept.is_file():
         np.savez(kept, **dict(zip(("logits", "labels"), predict(grid, run), strict=True)))
     stored = np.load(kept)
