@@ -35,6 +35,7 @@ import torch
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from torch import nn
 
+from benchmarks.arguments import round_count
 from benchmarks.latency import pruned
 from benchmarks.record import plain
 from compressor.models.hub import resolve
@@ -168,7 +169,8 @@ def _passes(opened: Session, batches: list[Encoding]) -> Callable[[], None]:
 
 
 def column(times: dict[str, list[tuple[float, float]]]) -> dict[str, Any]:
-    """One workload's medians, quartiles, factors over the peer of the same precision and plan, and its A/A control.
+    """One workload's medians, quartiles, factors over the peer of the same precision and plan (None without one), and its A/A
+    control.
 
     The tenth percentile and the CPU time of all threads, in the record alone, show what other work on the machine hides.
     """
@@ -177,8 +179,9 @@ def column(times: dict[str, list[tuple[float, float]]]) -> dict[str, Any]:
     for name, values in times.items():
         walls, worked = zip(*values, strict=True)
         low, _, high = statistics.quantiles(walls, n=4)
-        baseline = f"{name.split()[0]} peer {'int8' if 'int8' in name else 'fp32'}"
-        rows[name] = {"p50": medians[name], "quartiles": [low, high], "over_peer": medians[baseline] / medians[name]}
+        plan, _, precision = name.replace(",", "").split()[:3]
+        peer = medians.get(f"{plan} peer {precision}")
+        rows[name] = {"p50": medians[name], "quartiles": [low, high], "over_peer": peer and peer / medians[name]}
         rows[name] |= {"p10": statistics.quantiles(walls, n=10)[0], "cpu_ms": statistics.median(worked)}
     control = medians[AGAIN] / medians[CONTROL]
     return {"control": control, "void": abs(control - 1) > CONTROL_BOUND, "rows": rows}
@@ -189,14 +192,17 @@ def markdown(result: dict[str, Any], title: str) -> str:
     facts = result["settings"]
     lines = [f"# {title} on a CPU: files written here and by other tools", ""]
     lines += [f"{facts['cpu']}, {facts['threads']} threads, {title} {facts['version']}, {facts['rounds']} rounds."]
-    lines += ["Medians in ms, half of the interquartile range, and the factor over the peer's file of the same precision."]
+    lines += [
+        "Medians in ms, half of the interquartile range, and the factor over the peer's file of the same precision (-: none)."
+    ]
     for model, columns in result["models"].items():
         lines += ["", f"## {model}", "", f"| file | {' | '.join(columns)} |", f"|---|{'--:|' * len(columns)}"]
         for name in next(iter(columns.values()))["rows"]:
             cells = []
             for cell in (columns[workload]["rows"][name] for workload in columns):
                 spread = (cell["quartiles"][1] - cell["quartiles"][0]) / 2
-                cells.append(f"{cell['p50']:.2f} ± {spread:.2f} ({cell['over_peer']:.2f}×)")
+                factor = f"{cell['over_peer']:.2f}×" if cell["over_peer"] else "-"
+                cells.append(f"{cell['p50']:.2f} ± {spread:.2f} ({factor})")
             lines.append(f"| {name} | {' | '.join(cells)} |")
         controls = [f"{each['control']:.3f}{' (void)' if each['void'] else ''}" for each in columns.values()]
         lines.append(f"| A/A control | {' | '.join(controls)} |")
@@ -221,7 +227,7 @@ def compare(comparison: Comparison) -> int:
     """Measure, print and write; returns the exit code."""
     parser = argparse.ArgumentParser(description=comparison.usage, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+", help="folders, or package:NAME/PATH")
-    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--rounds", type=round_count, default=40)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--out", type=Path, required=True, help="folder")
     options = parser.parse_args()

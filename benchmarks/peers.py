@@ -36,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 
+from benchmarks.arguments import round_count
 from benchmarks.onnx_speed import Encoding
 from benchmarks.peer_environments import PEERS, ROOT, Account, Peer, account_of, lines_of, plain_error
 from benchmarks.peer_tables import markdown, void
@@ -47,6 +48,7 @@ from compressor.processor import default_threads, processor
 from compressor.tasks import TaskConfig
 from compressor.tasks.data import Data
 from compressor.tasks.features import pad, predict, torch_forward
+from compressor.tasks.reading import read_task
 from export.runtimes.feeds import feeds_of
 from export.runtimes.openvino import OpenVINOSession
 from export.runtimes.runtime import Session
@@ -131,11 +133,7 @@ class Run:
             for name in TOKENIZER_FILES:
                 if (self.inputs.base.folder / name).is_file():
                     shutil.copy(self.inputs.base.folder / name, folder / "model" / name)
-            task = self.inputs.task
-            with Path(task.train).open(encoding="utf-8", newline="") as source:
-                rows = [(row[task.text_columns[0]], row[task.label]) for row in csv.DictReader(source, delimiter="\t")]
-            with (folder / "train.tsv").open("w", encoding="utf-8", newline="") as target:
-                csv.writer(target, delimiter="\t").writerows([("text", "label"), *rows])
+            write_training_rows(self.inputs.task, folder / "train.tsv")
         return self.logits(torch_forward(model))
 
     def logits(self, forward) -> np.ndarray:
@@ -170,6 +168,18 @@ class Run:
                     yield candidate
                     if (runtime, precision) == ("openvino", "int8") and row.computes("bf16"):
                         yield in_bf16(candidate)
+
+
+def write_training_rows(task: TaskConfig, path: Path) -> None:
+    """Write the rows that a run of single texts trains on as columns text and label, the class by its number.
+
+    Raises UserErrors with E2xx faults.
+    """
+    train = read_task(task).train
+    # the peers' scripts read a row a line
+    texts = (" ".join(text.split()) for (text,) in train.texts)
+    with path.open("w", encoding="utf-8", newline="") as target:
+        csv.writer(target, delimiter="\t").writerows([("text", "label"), *zip(texts, train.labels, strict=True)])
 
 
 def in_bf16(candidate: Candidate) -> Candidate:
@@ -299,7 +309,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder")
     parser.add_argument("--only", nargs="+", default=[], help="peers: " + ", ".join(peer.name for peer in PEERS))
     parser.add_argument("--again", action="store_true", help="make environments and files anew")
-    parser.add_argument("--rounds", type=int, default=20, choices=range(2, 1001), metavar="N", help="2 to 1000 [%(default)s]")
+    parser.add_argument("--rounds", type=round_count, default=20)
     parser.add_argument("--rows", type=int, default=160, help="validation rows of `real`")
     parser.add_argument("--threads", type=int, default=default_threads())
     parser.add_argument("--limit", type=float, default=30, help="minutes of a peer's script")
@@ -308,6 +318,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown := set(options.only) - {peer.name for peer in PEERS}:
         parser.error(f"no peer {', '.join(sorted(unknown))}; peers: {', '.join(peer.name for peer in PEERS)}")
     run = Run.open(options.run)
+    task = run.inputs.task
+    if task.kind != "classification" or len(task.text_columns) > 1:
+        what = f"{task.kind} of {' and '.join(task.text_columns)}"
+        parser.error(f"{options.run}: the peers' scripts are for classification of single texts, and this is {what}")
     options.out.mkdir(parents=True, exist_ok=True)
     folder = options.cache.absolute() / "files" / run.dense.id
     reference = run.save(folder)

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from benchmarks.arguments import round_count
 from benchmarks.train_step import interleaved
 from compressor.models.anatomy import layers_of
 from compressor.models.hub import build, resolve
@@ -191,7 +192,7 @@ def overlap(title: str, weights: list[Tensor]) -> dict[str, dict[str, float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="folder, or package:NAME/PATH: its query and value matrices for (a) and (d)")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=round_count, default=7)
     parser.add_argument("--largest", type=int, default=4096, help="largest size of (b)")
     parser.add_argument("--tol", type=float, default=1e-4, help="where the inexact ALM of (c) stops")
     parser.add_argument("--tables", default="abcd", help="which of the four, e.g. bc")

@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
+from benchmarks.arguments import round_count
 from benchmarks.train_step import MATRICES, interleaved, ours
 from compressor import load
 from compressor.models.hub import Reference, resolve
@@ -49,7 +50,7 @@ def write_task(base: Reference, kind: dict, path: Path, seed: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="folder, hub id or package:NAME/PATH")
-    parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--rounds", type=round_count, default=50)
     options = parser.parse_args()
     base = resolve(options.model)
     with tempfile.TemporaryDirectory() as scratch:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.arguments import round_count
 from benchmarks.latency import pruned
 from benchmarks.onnx_speed import CONTROL_BOUND, encoding
 from benchmarks.record import plain
@@ -85,7 +86,7 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--threads", type=int, default=default_threads())
-    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--rounds", type=round_count, default=30)
     parser.add_argument("--out", type=Path, help="folder: write tiles.md there")
     options = parser.parse_args()
     chosen = {name: getattr(options, name) for name in ("step", "least", "batch", "length", "threads", "rounds")}

@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from torch import nn
 
+from benchmarks.arguments import round_count
 from compressor.deltas.backward import by_factors
 from compressor.deltas.kinds.dense import dense_links
 from compressor.methods import Options, apply
@@ -189,7 +190,7 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="folder, or package:NAME/PATH")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--length", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=round_count, default=20)
     parser.add_argument("--only", help="some contenders, comma-separated; peft's LoRA and its control always run")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--precisions", default="fp32", choices=["fp32", "fp32,bf16"])

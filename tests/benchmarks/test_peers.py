@@ -1,8 +1,11 @@
 """benchmarks/peers.py with environments and times that are given: what is kept, what a failure comes to, and the tables."""
 
+import csv
+import json
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,6 +13,7 @@ pytest.importorskip("openvino", reason="the extra openvino is not installed")
 
 from benchmarks import peer_environments, peer_tables, peers
 from benchmarks.peer_environments import PEERS, SCRIPTS, File, Peer, account_of, lines_of
+from compressor.tasks import TaskConfig
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
 from tests.tiny import write_model, write_pipeline
@@ -97,10 +101,45 @@ def test_rows_are_sorted_and_a_control_that_is_off_voids_its_column():
     assert "| [toy](../../benchmarks/peers/toy.py) | `toy==1` | `x.onnx` |  | 3 | ERROR: no toy | slow |" in told
 
 
-def test_a_peer_that_is_not_in_the_table(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("--only", "toy"), "no peer toy; peers: optimum-onnx, "),
+        (("--rounds", "1"), "--rounds: 1 is too few for quartiles"),
+    ],
+)
+def test_wrong_arguments(given, said, tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
-        peers.main([str(tmp_path), "--cache", str(tmp_path), "--out", str(tmp_path), "--only", "toy"])
-    assert "no peer toy; peers: optimum-onnx, " in capsys.readouterr().err
+        peers.main([str(tmp_path), "--cache", str(tmp_path), "--out", str(tmp_path), *given])
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("task", "what"),
+    [
+        ({"text": ["first", "second"]}, "classification of first and second"),
+        ({"kind": "tokens"}, "tokens of tokens"),
+    ],
+)
+def test_a_run_of_other_rows_than_single_texts_is_refused(task, what, tmp_path, monkeypatch, capsys):
+    config = TaskConfig(train="train.tsv", validation="dev.tsv", **task)
+    monkeypatch.setattr(peers.Run, "open", lambda folder: SimpleNamespace(inputs=SimpleNamespace(task=config)))
+    with pytest.raises(SystemExit, match="2"):
+        peers.main([str(tmp_path), "--cache", str(tmp_path), "--out", str(tmp_path)])
+    assert f"are for classification of single texts, and this is {what}" in capsys.readouterr().err
+
+
+def test_peers_get_the_rows_that_the_run_trained_on(tmp_path):
+    rows = [
+        {"body": f'a "{label}"\tfilm\u2028no. {number}', "class": label} for number in range(8) for label in ("bad", "good")
+    ]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    files = {"train": tmp_path / "train.jsonl", "validation": tmp_path / "train.jsonl"}
+    peers.write_training_rows(TaskConfig(**files, text="body", label="class", subset={"share": 0.5}), tmp_path / "train.tsv")
+    # as the peers' scripts read them
+    read = list(csv.DictReader((tmp_path / "train.tsv").read_text().splitlines(), delimiter="\t"))
+    known = [{"text": " ".join(row["body"].split()), "label": str(int(row["class"] == "good"))} for row in rows]
+    assert len(read) == 8 and [row for row in known if row in read] == read
 
 
 @pytest.mark.slow
