@@ -1,9 +1,10 @@
 """`compress loadtest` against perf_analyzer, a server under twice its capacity, and tuning against the whole grid.
 
-    python benchmarks/load.py runs/quickstart reviews --overload --tune --perf-analyzer PROGRAM --out docs/results
+    python benchmarks/load.py runs/quickstart reviews-text --overload --tune --perf-analyzer PROGRAM --out DIR
 
 PROGRAM is VENV/bin/perf_analyzer of `pip install tritonclient==2.51.0 nvidia-cuda-runtime-cu12==12.9.79` in an environment
-of its own (Debian also needs libb64-0d). Parts that are not asked for stay in the record as they are.
+of its own (Debian also needs libb64-0d). Parts that are not asked for stay in the record as they are; a record of another
+machine, model or texts is refused.
 """
 
 from __future__ import annotations
@@ -124,14 +125,19 @@ def second_opinion(bench: Bench, program: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def medians(both: dict[str, list[dict[str, float]]]) -> dict[str, dict[str, float]]:
-    """Of each figure of both programs, and of loadtest's over perf_analyzer's in the same turn."""
+def medians(both: dict[str, list[dict[str, float | None]]]) -> dict[str, dict[str, float | None]]:
+    """Of each figure of both programs, and of loadtest's over perf_analyzer's in the same turn; None where a turn has none."""
     turns = zip(*both.values(), strict=True)
-    ratios = [{key: ours[key] / theirs[key] for key in FIGURES} for ours, theirs in turns]
+    ratios = [{key: ours[key] and ours[key] / theirs[key] for key in FIGURES} for ours, theirs in turns]
     return {
-        name: {key: statistics.median(turn[key] for turn in found) for key in FIGURES}
-        for name, found in {**both, "ratio": ratios}.items()
+        name: {key: median(turn[key] for turn in found) for key in FIGURES} for name, found in {**both, "ratio": ratios}.items()
     }
+
+
+def median(figures: Iterable[float | None]) -> float | None:
+    """None where one is: fewer than 100 requests show no p99."""
+    values = list(figures)
+    return None if None in values else statistics.median(values)
 
 
 def perf_analyzer_row(row: Row) -> dict[str, Any]:
@@ -163,7 +169,8 @@ def opinion_cells(row: dict[str, Any]) -> list[str]:
     cells = [row["protocol"], str(row["clients"])]
     for key in FIGURES:
         ours, theirs, ratio = (row[name][key] for name in ("loadtest", "perf_analyzer", "ratio"))
-        cells.append(f"{significant(ours)} / {significant(theirs)} ({100 * (ratio - 1):+.1f} %)")
+        change = "-" if ratio is None else f"{100 * (ratio - 1):+.1f} %"
+        cells.append(f"{shown(ours)} / {shown(theirs)} ({change})")
     return cells
 
 
@@ -232,8 +239,13 @@ def typical(turns: list[dict[str, Any]], queue: str, factor: float) -> dict[str,
 
 def overload_cells(level: dict[str, Any]) -> list[str]:
     rates = [significant(level[key]) for key in ("capacity", "throughput", "goodput")]
-    tail = significant(level["latency_ms"]["p99"]) if level["latency_ms"]["p99"] else "-"
-    return [level["queue"], f"{level['factor']} x", *rates, f"{level['share']:.0%}", f"{level['refused']:.0%}", tail]
+    shares = [f"{level[key]:.0%}" for key in ("share", "refused")]
+    return [level["queue"], f"{level['factor']} x", *rates, *shares, shown(level["latency_ms"]["p99"])]
+
+
+def shown(figure: float | None) -> str:
+    """As a cell of a table; '-' for a quantile that too few requests show."""
+    return "-" if figure is None else significant(figure)
 
 
 def limited(config: ModelConfig, capacity: float, deadline_ms: float) -> ModelConfig:
@@ -336,6 +348,8 @@ def main(arguments: list[str] | None = None) -> int:
     cores, others = shared_out(options.server_cores)
     with tempfile.TemporaryDirectory() as scratch, on_cores(others or cores):
         bench = Bench(options.run, options.model, Path(scratch), cores)
+        if options.overload and not read_config(bench.folder).HasField("dynamic_batching"):
+            parser.error(f"--overload limits the queue of dynamic batching, and '{options.model}' has none")
         facts = {"machine": processor()["cpu"], "model": options.model, "rows": bench.traffic.source}
         on = {"cores": len(cores), "clients_on": told(others)}
         record = options.out / "load.json"

@@ -29,12 +29,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from benchmarks.load import Bench, cores_of, grid_lines, on_cores, shared_out, told
+from benchmarks.load import Bench, cores_of, grid_lines, median, on_cores, shared_out, shown, told
 from benchmarks.record import write_record
 from benchmarks.sub_batches import Opened
 from compressor.processor import processor
 from export.runtimes.runtime import Runtime
-from pipelines.reporting.format import significant
 from serving.layout.version_file import read_version
 from serving.loadtest.arrivals import Load
 from serving.loadtest.fleet import Fleet
@@ -118,9 +117,10 @@ def measured(bench: Bench, rounds: int, delays: Sequence[int]) -> list[dict[str,
     return [{"way": way, "clients": clients, **typical(turns, clients, found)} for (way, clients), turns in found.items()]
 
 
-def typical(turns: list[dict[str, float]], clients: str | int, found: dict) -> dict[str, Any]:
-    """Medians of the rounds; `shares`: of the bare sessions' rates in the same round, by their way."""
-    medians = {key: statistics.median(turn[key] for turn in turns) for key in turns[0]}
+def typical(turns: list[dict[str, float | None]], clients: str | int, found: dict) -> dict[str, Any]:
+    """Medians of the rounds, None where a round has no such figure; `shares`: of the bare sessions' rates in the same round, by
+    their way."""
+    medians = {key: median(turn[key] for turn in turns) for key in turns[0]}
     shares = {
         way: statistics.median(ours["rate"] / bare["rate"] for ours, bare in zip(turns, bares, strict=True))
         for (way, number), bares in found.items()
@@ -144,7 +144,7 @@ def page(record: dict[str, Any]) -> str:
 
 
 def cells(row: dict[str, Any], bares: list[str]) -> list[str]:
-    figures = [significant(row[key]) if key in row else "" for key in ("rate", "p50", "p99", "batch")]
+    figures = [shown(row[key]) if key in row else "" for key in ("rate", "p50", "p99", "batch")]
     return [row["way"], str(row["clients"]), *figures, *(f"{row['shares'][way]:.2f}" for way in bares)]
 
 
