@@ -168,9 +168,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = list(matrix())
     if unknown := set(options.only or ()) - {row.name for row in rows}:
         parser.error(f"no row {', '.join(sorted(unknown))}; rows: {', '.join(row.name for row in rows)}")
-    options.out.mkdir(parents=True, exist_ok=True)
+    for folder in filter(None, (options.out, options.record)):
+        folder.mkdir(parents=True, exist_ok=True)
     path, facts = options.out / "first_run.json", {"processor": processor()["cpu"]}
-    record = read_record(path, "facts", facts) or {"facts": facts, "rows": {}}
+    try:
+        record = read_record(path, "facts", facts) or {"facts": facts, "rows": {}}
+    except ValueError as error:
+        parser.error(str(error))
     missing = [row for row in rows if row.name not in record["rows"] and (not options.only or row.name in options.only)]
     with ThreadPoolExecutor(options.lanes) as lanes:
         accounts = lanes.map(partial(carried_out, out=options.out.absolute()), missing)

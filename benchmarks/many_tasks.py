@@ -244,6 +244,8 @@ def main() -> None:
     if options.memory_of:
         print_resident(options.memory_of, options.tasks, options.threads)
         return
+    for path in filter(None, (options.out, options.json)):
+        path.parent.mkdir(parents=True, exist_ok=True)
     command = f"python benchmarks/many_tasks.py --model {options.model} --tasks {options.tasks} --kinds '{options.kinds}'"
     options.command = f"{command} --rounds {options.rounds} --threads {options.threads}"
     figures = []

@@ -104,6 +104,8 @@ def main() -> int:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--out", type=Path, help="folder: write latency_table.md there")
     options = parser.parse_args()
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
     lines, worst = list(HEAD), 0.0
     print("\n".join(HEAD), flush=True)
     for error in (error for name in options.models for error in compared(name, options)):

@@ -1,0 +1,42 @@
+"""A benchmark makes the folders that it writes to, and refuses a record of another machine."""
+
+import json
+
+import pytest
+
+from benchmarks import first_run, many_tasks, table_error
+from benchmarks.record import write_record
+
+FIGURES = {"kind": "lora", "memory": {"single": 1, "many": 2}, "deltas": 1, "changes": 1, "times": {}, "difference": 0.0}
+ROW = ["--only", "quickstart-s0-t2"]
+
+
+def test_table_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(table_error, "compared", lambda name, options: [table_error.Error(["toy"], 0.0)])
+    monkeypatch.setattr("sys.argv", ["table_error.py", "--models", "toy", "--out", str(tmp_path / "new" / "er")])
+    assert table_error.main() == 0
+    assert "| toy |" in (tmp_path / "new" / "er" / "latency_table.md").read_text()
+
+
+def test_many_tasks(tmp_path, monkeypatch):
+    monkeypatch.setattr(many_tasks, "measure", lambda *given: FIGURES | {"compared": 8})
+    files = {"--out": tmp_path / "new" / "many.md", "--json": tmp_path / "other" / "many.json"}
+    options = [str(word) for pair in files.items() for word in pair]
+    monkeypatch.setattr("sys.argv", ["many_tasks.py", "--model", "toy", "--kinds", "lora", *options])
+    many_tasks.main()
+    assert all(path.is_file() for path in files.values())
+
+
+def test_first_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(first_run, "carried_out", lambda row, out: {"ended": 0, "seconds": 60.0, "last": ["done"]})
+    record = tmp_path / "new" / "er"
+    assert first_run.main(["--out", str(tmp_path / "out"), "--record", str(record), *ROW]) == 0
+    assert "1 of 1 rows are green" in (record / "first_run.md").read_text()
+    assert list(json.loads((record / "first_run.json").read_text())["rows"]) == ROW[1:]
+
+
+def test_first_runs_of_another_machine_are_not_mixed_in(tmp_path, capsys):
+    write_record(tmp_path / "first_run.json", {"facts": {"processor": "another"}, "rows": {}})
+    with pytest.raises(SystemExit, match="2"):
+        first_run.main(["--out", str(tmp_path), *ROW])
+    assert "is of another 'processor'; give another --out" in capsys.readouterr().err
