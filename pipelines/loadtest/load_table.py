@@ -74,10 +74,15 @@ def server_notes(levels: list[Record]) -> list[str]:
         grows = rise is not None and rise > RISE * last["memory_mb"]
         change = f"growing by {significant(rise)} MB a minute" if grows else "steady"
         lines.append(f"server's memory: {significant(last['memory_mb'])} MB, {change}")
-        each = ", ".join(shown(level["server"]["cpu_ms_a_request"]) for level in levels)
+        each = ", ".join(shown(level["server"].get("cpu_ms_a_request")) for level in levels)
         lines.append(f"server's CPU ms a request: {each}")
     for level in levels:
-        others = level["server"]["requests"] - level["requests"]
+        answered = level["server"]["requests"]
+        if answered is None:
+            told = "the server or its model was started again meanwhile: what it says of itself is left out"
+            lines.append(f"{level['load']}: {told}")
+            continue
+        others = answered - level["requests"]
         if others > 0.1 * level["requests"] + 50:
             lines.append(f"{level['load']}: the model answered about {others} requests of others meanwhile")
     return lines

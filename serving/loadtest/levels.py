@@ -46,7 +46,7 @@ class Target:
             raise UserError("E747", what, "Test a server whose statistics are open", str(self.client.address)) from refusal
 
     def processes(self) -> Processes | None:
-        """The server's processes, if it runs on this machine and is asked over HTTP."""
+        """The server's processes, if `compress serve` or this process runs it on this machine."""
         pid = server_pid(self.client.address.host, self.client.address.port)
         return None if pid is None else Processes(pid)
 
@@ -80,7 +80,8 @@ class Measured:
 
 
 def window(records: Sequence[Record], load: Load, start: float) -> Measured:
-    """The measured requests: of a closed loop those that ended in the window, of an open loop those that were due in it.
+    """The measured requests: of a closed loop those that ended in the window or were sent before its end and never answered, of
+    an open loop those that were due in it.
 
     A window that its number of requests ended early is as long as it took: until the last of them was sent and answered.
     """
@@ -94,6 +95,8 @@ def window(records: Sequence[Record], load: Load, start: float) -> Measured:
     chosen = (placed >= begin) & (placed < end)
     if end < begin + load.seconds:
         end = max(end, _just_after(ended[chosen].max()))
+    if not load.rate:  # a client that waits in vain sends no other request: its wait may end far behind the window
+        chosen |= (errors == TIMED_OUT) & (due < end) & (ended >= end)
     kinds = Counter(error for error in errors[chosen] if error)
     answered = int(((errors == "") & (ended >= begin) & (ended < end)).sum())
     return Measured(due[chosen], ended[chosen], errors[chosen], begin, end, answered, kinds)
@@ -133,7 +136,7 @@ def measure(fleet: Fleet, target: Target, load: Load, deadline: float | None, ex
         "errors": dict(measured.kinds.most_common()),
         "latency_ms": latencies,
         "curve": curve(measured.latencies),
-        "server": {**server, **watch.figures(server["requests"])},
+        "server": {**server, **({} if server["requests"] is None else watch.figures(server["requests"]))},
         "client": client_figures(records, latencies["p50"]),
         "answers": without_infinity(asdict(check_answers(expected, records, fleet.traffic.bound))),
     }

@@ -35,7 +35,12 @@ def added_up(versions: list[Mapping[str, Any]]) -> Counts:
 
 def server_figures(before: Counts, after: Counts) -> dict[str, float | int | None]:
     """What the server did between two looks: requests, executions, rows of a mean batch, and mean milliseconds in the queue
-    and in the model (inputs, inference and outputs)."""
+    and in the model (inputs, inference and outputs).
+
+    All are None where a counter is smaller than before: the server was restarted or its model replaced in between, so that what
+    it counted before is lost."""
+    if any(after.get(key, 0) < value for key, value in before.items()):
+        return dict.fromkeys(("requests", "failed", "executions", "mean_batch", "queue_ms", "compute_ms"))
     change = {key: value - before.get(key, 0) for key, value in after.items()}
     done = change.get("success_count", 0)
     compute = sum(change.get(f"compute_{part}_ns", 0) for part in ("input", "infer", "output"))

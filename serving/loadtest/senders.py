@@ -129,6 +129,8 @@ class _Sender:
         while (now := time.monotonic()) < self.end and self.left > 0:
             self.left -= now >= self.measured
             await self._request(next(self.order), now)
+            if self.record.errors[-1]:  # a connection that is refused at once never waits, and would starve the other clients
+                await asyncio.sleep(0)
 
     async def open_loop(self) -> None:
         """Send at the given times, whatever is not answered yet; latency counts from the time at which a request was due."""

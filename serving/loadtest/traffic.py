@@ -70,11 +70,16 @@ def _is_odd(tensor: Mapping[str, Any]) -> bool:
 def text_rows(config: Mapping[str, Any], texts: Sequence[Sequence[str]]) -> list[Row]:
     """One row for each text, or pair of texts. Raises UserError E745 where a text has too few or too many parts."""
     names = [name for name in TEXT_INPUTS if any(tensor["name"] == name for tensor in config["input"])]
-    if odd := next((text for text in texts if len(text) != len(names)), None):
-        what = f"the model takes {' and '.join(names)}, and a row has {len(odd)} texts"
-        raise UserError("E745", what, "Give as many, separated by a tab", repr(odd)[:60])
+    check_parts(texts, len(names), " and ".join(names))
     arrays = [[np.array([[part.encode()]], dtype=object) for part in text] for text in texts]
     return [dict(zip(names, row, strict=True)) for row in arrays]
+
+
+def check_parts(texts: Sequence[Sequence[str]], parts: int, takes: str) -> None:
+    """Raises UserError E745 where a text has another number of `parts` than the model `takes`."""
+    if odd := next((text for text in texts if len(text) != parts), None):
+        what = f"the model takes {takes}, and a row has {len(odd)} texts"
+        raise UserError("E745", what, "Give as many, separated by a tab", repr(odd)[:60])
 
 
 def token_rows(config: Mapping[str, Any], tokens: Sequence[Mapping[str, Sequence[int]]]) -> list[Row]:

@@ -53,7 +53,7 @@ def loadtest(target: str, model: str, **options: Any) -> None:
     require_unused(["p99_ms"], "without --tune")
     if options["texts"] is None:
         require_unused(["tokenizer"], "without --texts")
-    levels = wishes(options["concurrency"], options["rate"])
+    levels = wishes(options["concurrency"], options["rate"], options["clients"])
     with server_of(target, options) as served:
         test = carried_out(served, model, levels, options)
     if options["as_json"]:
