@@ -24,6 +24,7 @@ from serving.layout.version_file import read_version
 from serving.loadtest.traffic import (
     Row,
     Traffic,
+    check_parts,
     check_testable,
     read_texts,
     recorded_rows,
@@ -87,9 +88,12 @@ def run_rows(config: Mapping[str, Any], run: Path) -> list[Row]:
 def tokens_of(
     client: Client, model: str, config: Mapping[str, Any], texts: Sequence[tuple[str, ...]], tokenizer: Path | None
 ) -> list[Row]:
-    """Texts as tokens of the model, each at its own length; `tokenizer` is a version's folder. Raises UserError E714, E728."""
+    """Texts as tokens of the model, each at its own length; `tokenizer` is a version's folder. Raises UserError E714, E728,
+    E745 for a text with too few or too many parts."""
     folder = tokenizer or find_version(client, model, client.versions(model)[-1])
-    encoder = TextEncoder(model, config, read_version(folder), folder / TOKENIZER)
+    facts = read_version(folder)
+    check_parts(texts, 1 + facts.pair, "pairs of texts" if facts.pair else "single texts")
+    encoder = TextEncoder(model, config, facts, folder / TOKENIZER)
     encodings = (encoder.encode([text[0] if len(text) == 1 else text])[0] for text in texts)
     return [dict(encoder.features([encoding])) for encoding in encodings]
 

@@ -16,6 +16,7 @@ from triton_parts import FACTS, KNOBS
 from compressor.errors import CheckError, UserError
 from export.runtimes.runtime_registry import DEFAULT
 from pipelines.cli.work import loadtest_work
+from pipelines.loadtest import request_rows
 from pipelines.loadtest.load_table import answer_notes
 from pipelines.loadtest.request_rows import traffic_of
 from serving.answer_bounds import IN_BATCHES, TOLERANCE
@@ -23,7 +24,7 @@ from serving.clients.address import parse_url
 from serving.deployment.answers import Answer, tensor, write_answers
 from serving.layout.generator_config import generator_config
 from serving.layout.model_config import text_config
-from serving.loadtest.answer_check import check_answers, compared, first_answers, require_recorded
+from serving.loadtest.answer_check import Checked, check_answers, compared, first_answers, require_recorded
 from serving.loadtest.arrivals import Load, poisson_times, shares
 from serving.loadtest.levels import client_figures, window
 from serving.loadtest.observed import Processes, Watch, added_up, server_figures
@@ -87,6 +88,15 @@ def test_a_closed_loop_counts_what_ended_in_its_window():
     assert short.seconds == pytest.approx(1.25) and short.answered == 3
 
 
+def test_a_client_of_a_closed_loop_that_waits_in_vain_is_counted():
+    """It ends behind the window, for it waited longer than that lasts."""
+    stalled = record([0.5, 1.2, 1.8], 0, np.array([0.6, 0.6, 5.0]), ["", "", TIMED_OUT])
+    load = Load(concurrency=2, warmup=1, seconds=2, timeout=5)
+    measured = window([stalled, record([3.1], 0, 5.0, [TIMED_OUT])], load, start=0)
+    assert measured.kinds == {TIMED_OUT: 1} and measured.answered == 2 and measured.seconds == 2
+    np.testing.assert_allclose(measured.latencies, [0.6, 0.6, 5.0])
+
+
 def test_an_open_loop_of_few_requests_counts_their_answers():
     load = Load(rate=5, warmup=1, seconds=60, requests=2)
     measured = window([record([0.5, 1.1, 1.3, 1.5], 0, 0.25)], load, start=0)
@@ -140,6 +150,9 @@ def test_levels_as_they_are_asked_for():
 def test_a_level_that_is_no_number_is_refused(concurrency, rate):
     with pytest.raises(UserError, match=r"E751 --(concurrency|rate): '.*' is not a number up to"):
         wishes(concurrency, rate)
+    with pytest.raises(UserError, match=r"E751 --concurrency: a process sends at most 800 .*--clients 2"):
+        wishes("4,1024", None)
+    assert wishes("1024", None, processes=2) == [Wish(concurrency=1024)]
 
 
 def test_a_slow_model_has_the_time_that_is_given_from_the_first_row_on(monkeypatch):
@@ -184,6 +197,8 @@ def test_statistics_are_the_difference_of_two_looks():
     found = server_figures(added_up([version(10)]), added_up([version(10), version(30)]))
     assert found == {"requests": 30, "failed": 0, "executions": 30, "mean_batch": 3, "queue_ms": 2, "compute_ms": 6}
     assert server_figures(added_up([]), added_up([]))["mean_batch"] is None
+    restarted = server_figures(added_up([version(5000)]), added_up([version(30)]))
+    assert set(restarted) == set(found) and not any(value is not None for value in restarted.values())
 
 
 def test_answers_are_equal_near_wrong_or_of_another_text():
@@ -227,12 +242,15 @@ def test_rows_that_are_mixed_up_fail_the_test():
     checked = check_answers(expected, [Record(answers=answers)])
     assert (checked.answers, checked.wrong, checked.max_difference) == (100, 2, pytest.approx(0.8))
     with pytest.raises(CheckError, match="E750 4 clients: 2 of 100 answers under load differ"):
-        require_answers([{"load": "4 clients", "answers": vars(checked)}])
+        require_answers([{"load": "4 clients", "requests": 100, "errors": {}, "answers": vars(checked)}])
 
 
 def test_a_level_without_an_answer_fails_the_test():
-    with pytest.raises(CheckError, match="E750 4 clients: no request was answered"):
-        require_answers([{"load": "4 clients", "answers": vars(check_answers([], [Record()]))}])
+    level = {"load": "4 clients", "requests": 0, "errors": {}, "answers": vars(check_answers([], [Record()]))}
+    answered = vars(Checked(answers=7))  # while it warmed up
+    for lost in (level, level | {"answers": answered}, level | {"answers": answered, "requests": 4, "errors": {TIMED_OUT: 4}}):
+        with pytest.raises(CheckError, match="E750 4 clients: no request was answered"):
+            require_answers([lost])
 
 
 def test_a_difference_that_is_no_number_is_told_as_such():
@@ -292,6 +310,17 @@ def test_a_model_that_load_tests_cannot_ask_is_told_before_its_rows_are_made(tmp
     client = SimpleNamespace(config=lambda model: json_format.MessageToDict(config, preserving_proto_field_name=True))
     with pytest.raises(UserError, match=f"E745 .*{told}"):
         traffic_of(client, "m", texts=tmp_path / "texts")
+
+
+@pytest.mark.parametrize(
+    ("pair", "line", "takes"), [(False, "a film\tgood", "single texts"), (True, "a film", "pairs of texts")]
+)
+def test_texts_for_a_model_of_tokens_have_the_parts_it_takes(tmp_path, monkeypatch, pair, line, takes):
+    (tmp_path / "texts").write_text(line)
+    monkeypatch.setattr(request_rows, "read_version", lambda folder: replace(FACTS, pair=pair))
+    client = SimpleNamespace(config=lambda model: {"input": [{"name": "input_ids", "data_type": "TYPE_INT64"}]})
+    with pytest.raises(UserError, match=f"E745 .*the model takes {takes}, and a row has"):
+        traffic_of(client, "m", texts=tmp_path / "texts", tokenizer=tmp_path)
 
 
 def test_errors_that_differ_in_figures_are_one_kind():
