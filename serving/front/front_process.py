@@ -77,7 +77,8 @@ class FrontProcess:
     def _end(self) -> None:
         self.process.terminate()
         try:
-            self.process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(STOP_SECONDS)
+        finally:  # also where a second signal ends the wait
             self.process.kill()
             self.process.wait()

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jsonschema
 import numpy as np
@@ -335,6 +336,34 @@ def test_a_file_of_keys_that_is_missing_is_told_in_a_line_and_before_anything_is
     assert end.value.code == 2 and "E765" in capsys.readouterr().err
     with pytest.raises(UserError, match="E765"):
         serve(tmp_path, 1.0, 1, False, None, http_front=8080, keys=tmp_path / "none")
+
+
+def test_a_second_signal_is_not_lost_while_the_front_ends(tmp_path, monkeypatch):
+    """Requests are refused before: the guard would take new ones for as long as the front answers those that it has."""
+    from pipelines.cli.work import serve_work
+
+    done = []
+
+    @contextlib.contextmanager
+    def served(_run, empty):
+        yield SimpleNamespace(outdated=None, repository=tmp_path, logs=tmp_path)
+
+    @contextlib.contextmanager
+    def fronted(_server, _port, _keys):
+        yield None
+        raise KeyboardInterrupt
+
+    def first_signal(*_):
+        raise KeyboardInterrupt
+
+    tasks = {"start": lambda: None, "refuse": lambda: done.append("refused"), "stop": done.append}
+    fakes = {"repository_in_use": served, "_fronted": fronted, "watch": first_signal, "adopt_orphans": lambda: None}
+    fakes |= {"EmbeddedServer": lambda *_, **options: SimpleNamespace(guard=True, **tasks), "_show": lambda *_: None}
+    for name, fake in fakes.items():
+        monkeypatch.setattr(serve_work, name, fake)
+    with pytest.raises(KeyboardInterrupt):
+        serve_work.serve(tmp_path, 1.0, 1, False, None, http_front=8080)
+    assert done == ["refused", 0], "what still runs is killed at once"
 
 
 @pytest.mark.slow

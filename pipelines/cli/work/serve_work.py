@@ -43,16 +43,17 @@ def serve(
     with _terminable(), contextlib.ExitStack() as starting:
         served = starting.enter_context(repository_in_use(run, empty=model_control))
         note(served.outdated)
-        with _stopped(EmbeddedServer(served.repository, log_path=new_log(served.logs), **options)) as server:
+        embedded = EmbeddedServer(served.repository, log_path=new_log(served.logs), **options)
+        with _stopped(embedded) as server, contextlib.ExitStack() as fronted:
             with contextlib.suppress(KeyboardInterrupt):
                 server.start()
                 starting.close()  # the models are in memory, and --force elsewhere cannot wait for as long as this serves
                 _show(server, served)
-                with _fronted(server, http_front, keys) as keep:
-                    watch(server, note, keep)
+                watch(server, note, fronted.enter_context(_fronted(server, http_front, keys)))
             if server.guard is not None:
                 server.refuse()
                 click.echo("answering the requests in flight; Ctrl-C stops at once")
+                fronted.close()  # it answers what it has, too; a second signal is not to be lost in its wait
                 if not server.drained(drain):
                     note(f"some requests were not answered within {drain:g} s")
     click.echo("stopped")
