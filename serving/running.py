@@ -1,6 +1,7 @@
 """Registry of the servers on this machine and their repositories, where `predict` finds a model's tokenizer by URL.
 
-One small file per server, `$XDG_CACHE_HOME/compress/servers/127.0.0.1-PORT.json`, which exists while the server is ready.
+One small file for each port (HTTP, gRPC) of a server, `$XDG_CACHE_HOME/compress/servers/127.0.0.1-PORT.json`, which exists
+while the server is ready.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ def cache_folder() -> Path:
 
 
 def registry_file(port: int) -> Path:
-    """The registry file of the server on this HTTP port."""
+    """The registry file of the server on this port, of HTTP or gRPC."""
     return cache_folder() / "servers" / f"127.0.0.1-{port}.json"
 
 

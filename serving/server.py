@@ -79,7 +79,7 @@ class EmbeddedServer:
         self.stage: Path | None = None
         self._claim: IO[str] | None = None
         self._sockets: dict[str, socket.socket] = {}
-        self._announced: int | None = None
+        self._announced: set[int] = set()
         self._loaded: Sequence[str] = ()
         self._secret = secrets.token_hex()
 
@@ -109,12 +109,24 @@ class EmbeddedServer:
             self.log_path.write_bytes(b"")
             self._start_guard()
             self._find_port_and_start(bundle)
-            running.announce(self.ports["http"], self.repository, os.getpid())
-            self._announced = self.ports["http"]
+            self._announce()
         except BaseException:
             self.stop(0)
             raise
         return self
+
+    def _announce(self) -> None:
+        """Record this server under the ports that a client may know it by; that of gRPC may change with a restart."""
+        ports = {self.ports["http"], self.ports["grpc"]}
+        self._withdraw(self._announced - ports)
+        for port in ports - self._announced:
+            running.announce(port, self.repository, os.getpid())
+            self._announced.add(port)
+
+    def _withdraw(self, ports: set[int]) -> None:
+        for port in ports:
+            running.withdraw(port)
+        self._announced = self._announced - ports
 
     def _listen(self) -> None:
         """Listen on the ports of HTTP and metrics, which stay open through restarts, and choose that of gRPC."""
@@ -224,6 +236,7 @@ class EmbeddedServer:
             self._end_triton()
             try:
                 self._find_port_and_start(find_bundle())
+                self._announce()
             except BaseException:
                 self.triton.stop(0)  # one that runs without being ready would pass for a server
                 raise
@@ -251,9 +264,7 @@ class EmbeddedServer:
 
         What still runs after `seconds` is killed. Has no effect when nothing is running.
         """
-        if self._announced is not None:  # afterwards the port, and its record, may be another server's
-            running.withdraw(self._announced)
-            self._announced = None
+        self._withdraw(self._announced)  # afterwards a port, and its record, may be another server's
         try:
             if self.guard is not None and self.guard.process is not None:
                 self.guard.tell("drain")  # what comes now is refused, rather than lost with its connection

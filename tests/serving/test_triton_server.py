@@ -65,14 +65,14 @@ def listening():
 def test_stop_leaves_no_process_no_file_and_no_note(repository, tmp_path, temporary):
     embedded = EmbeddedServer(repository, log_path=tmp_path / "log", models=["reviews"])
     with embedded:
-        group, port = embedded.triton.process.pid, embedded.ports["http"]
+        group, port, grpc_port = embedded.triton.process.pid, embedded.ports["http"], embedded.ports["grpc"]
         assert {"tritonserver", "triton_python_b"} <= set(processes_of(group))
-        assert running.served_repository("localhost", port) == repository
+        assert {running.served_repository("localhost", number) for number in (port, grpc_port)} == {repository}
         regions = f"{embedded.stage.name}-*"
         assert list(Path("/dev/shm").glob(regions))
     assert gone(group)
     assert not list(temporary.iterdir()) and not list(Path("/dev/shm").glob(regions))
-    assert not running.registry_file(port).exists()
+    assert not running.registry_file(port).exists() and not running.registry_file(grpc_port).exists()
     running.announce(port, repository, os.getpid())
     embedded.stop()
     assert running.registry_file(port).exists(), "by now it is the record of another server on that port"
