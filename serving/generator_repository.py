@@ -8,12 +8,13 @@ from pathlib import Path
 from compressor.errors import UserError
 from compressor.models.architectures import row_of
 from compressor.models.hub import config_of
+from compressor.new_folder import becoming
 from export.generation.greedy import decoder_in, facts_of
 from export.runtimes.runtime_registry import GENERATING
 from serving.layout.generator_config import generator_config
 from serving.layout.text_outputs import TEXT_SUFFIX
 from serving.layout.version_file import VersionFacts
-from serving.repository import check_name, write_config, write_version
+from serving.repository import check_name, tokenizer_files, write_config, write_version
 
 DEFAULT_POSITIONS = 2048
 
@@ -47,20 +48,17 @@ def write_generator(
     facts, target = facts_of(exported), Path(folder, f"{name}{TEXT_SUFFIX}")
     if not tokenizer_folder.is_dir():
         raise UserError("E723", "no such folder", "Give the folder of the model's tokenizer", str(tokenizer_folder))
+    tokenizer_files(tokenizer_folder)
     if target.exists():
         raise UserError("E720", f"the repository already holds a model '{target.name}'", "Choose another name", str(folder))
     decoder = decoder_in(facts, precision, exported)
     if facts["generation"]["start"] is not None and "attention_mask" not in decoder.get("inputs", ()):
         what = "the decoder takes no attention_mask, without which texts that are computed together are wrong"
         raise UserError("E602", what, "Export it again", str(exported))
-    write_version(
-        target / "1",
-        exported / decoder["path"],
-        GENERATING,
-        version_facts(facts["generation"], tokenizer_folder, precision, source),
-        tokenizer_folder,
-    )
-    write_config(generator_config(target.name, threads=threads), target)
+    version = version_facts(facts["generation"], tokenizer_folder, precision, source)
+    with becoming(target) as made:
+        write_version(made / "1", exported / decoder["path"], GENERATING, version, tokenizer_folder)
+        write_config(generator_config(target.name, threads=threads), made)
     return target
 
 

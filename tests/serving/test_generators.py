@@ -190,6 +190,15 @@ def test_a_repository_of_generators(exported, tmp_path):
         write_generator(tmp_path, "other", *exported, precision="int8")
 
 
+def test_a_generator_without_a_tokenizer_leaves_nothing(exported, tmp_path):
+    """What was half written would be 'already there' for the next call."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_bytes((exported[1] / "config.json").read_bytes())
+    with pytest.raises(UserError, match=r"E723 .*no tokenizer\.json"):
+        write_generator(tmp_path / "repository", "writer", exported[0], tmp_path / "model")
+    assert not (tmp_path / "repository").exists()
+
+
 @pytest.fixture
 def decoding(modules):
     """The backend's module, as the server's stub imports it."""
