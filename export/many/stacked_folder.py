@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from compressor.models.hub import TOKENIZER_FILES
 from export.many.stacked_tasks import stack_files
 from export.runtimes.runtime import Runtime
 from export.runtimes.runtime_registry import DEFAULT
-from export.standalone.folder import SUMMARY, replacing, require_free
+from export.standalone.folder import replacing, require_free, write_summary
 
 
 def stack_folder(
@@ -35,5 +34,5 @@ def stack_folder(
         inputs, outputs = ([tensor.name for tensor in side] for side in runtime.tensors(made.path))
         file = {"path": made.path.name, "precision": "fp32", "bytes": runtime.stored_bytes(made.path)}
         summary = {**made.to_json(), "runtime": runtime.key, **file, "inputs": inputs, "outputs": outputs}
-        (folder / SUMMARY).write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_summary(folder, summary)
     return summary

@@ -30,6 +30,8 @@ MODULES = ("tensorrt", "tensorrt_rtx", "tensorrt_rtx_bindings")
 PyPI."""
 RTX = "tensorrt_rtx"
 ENGINE, SCRIPT, CACHE = "model.plan", "build_engine.sh", "timing.cache"
+BUILT = (ENGINE, f"{ENGINE}.json", CACHE)
+"""What SCRIPT adds to a folder."""
 
 
 RUNTIME = Runtime(

@@ -85,7 +85,7 @@ def export_folder(
             "notes": loaded.notes,
             **more,
         }
-        (folder / SUMMARY).write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_summary(folder, summary)
     return summary
 
 
@@ -168,6 +168,21 @@ def write_generating(
     }
 
 
+def write_summary(folder: Path, summary: dict[str, Any]) -> None:
+    """Write FOLDER/export.json, and into it the names of all files: what `--force` may replace."""
+    summary["written"] = sorted(path.name for path in folder.iterdir())
+    (folder / SUMMARY).write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _written(out: Path) -> set[str]:
+    """The names of the files of an earlier export, with those that its script builds; of one without such a list only these."""
+    try:
+        names = {str(name) for name in json.loads((out / SUMMARY).read_text(encoding="utf-8"))["written"]}
+    except (ValueError, KeyError, TypeError):
+        names = set()
+    return {SUMMARY, *engines.BUILT, *names}
+
+
 def require_free(out: Path, force: bool) -> None:
     """Raise UserError E620 where something at `out` must not be replaced."""
     content = [path for path in sorted(out.iterdir()) if not path.name.startswith(SCRATCH)] if out.is_dir() else []
@@ -179,6 +194,9 @@ def require_free(out: Path, force: bool) -> None:
     if inner := [path.name for path in content if path.is_dir()]:
         what = f"the folder holds the folder '{inner[0]}', as no export does: it is not replaced"
         raise UserError("E620", what, "Give another --out", str(out))
+    if force and (others := {path.name for path in content} - _written(out)):
+        what = f"the folder holds '{min(others)}', which no export wrote: it is not replaced"
+        raise UserError("E620", what, "Move it, or give another --out", str(out))
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from compressor.tasks.features import torch_forward
 from export.runtimes.onnxruntime import RUNTIME
 from export.runtimes.sessions import run, session
 from export.runtimes.tensorrt import profile_of
-from export.standalone.folder import export_folder, prove, replacing, require_free
+from export.standalone.folder import export_folder, prove, replacing, require_free, write_summary
 from export.standalone.source_model import find_model, random_rows
 from pipelines.cli.commands import main
 from tests.compressor.conftest import tiny
@@ -94,9 +94,15 @@ def test_a_pruned_checkpoint_and_force(folders, tmp_path):
     with pytest.raises(UserError, match="E620"):
         export_folder(str(folders / "pruned"), out, precisions=["fp32"], force=True)
     assert (out / "mine.txt").read_text() == "keep"
-    (out / "export.json").write_text("{}")
+    (out / "export.json").write_text('{"written": ["model_int8.onnx"]}')
+    (out / "model_int8.onnx").touch()
+    with pytest.raises(UserError, match=r"E620 .*holds 'mine.txt', which no export wrote: it is not replaced"):
+        export_folder(str(folders / "pruned"), out, precisions=["fp32"], force=True)
+    (out / "mine.txt").rename(tmp_path / "mine.txt")
     export_folder(str(folders / "pruned"), out, precisions=["fp32"], fuse=False, force=True, limit=1000)
-    assert not (out / "mine.txt").exists()
+    (out / "model.plan").touch()  # of the engine's script
+    require_free(out, force=True)
+    assert not (out / "model_int8.onnx").exists()
     assert (out / "model.onnx.data").stat().st_size > (out / "model.onnx").stat().st_size, "weights beside the graph"
     rows = {"input_ids": np.array([[2, 4, 3], [2, 5, 0]]), "attention_mask": np.array([[1, 1, 1], [1, 1, 0]])}
     rows["token_type_ids"] = np.zeros_like(rows["input_ids"])
@@ -158,6 +164,15 @@ def test_a_model_that_cannot_be_traced(folders, tmp_path):
     assert not (tmp_path / "onnx").exists()
 
 
+@pytest.mark.parametrize("summary", ["{}", "[", '{"written": 1}', '{"written": ["model.onnx", []]}'])
+def test_force_replaces_no_file_that_no_export_wrote(tmp_path, summary):
+    """Nothing is lost, whatever stands in the summary."""
+    (tmp_path / "export.json").write_text(summary)
+    (tmp_path / ".gitignore").write_text("mine")
+    with pytest.raises(UserError, match=r"E620 .*holds '\.gitignore', which no export wrote"):
+        require_free(tmp_path, force=True)
+
+
 @pytest.mark.parametrize("place", [".", "link", "folder", "new"])
 def test_the_folder_may_be_the_current_one_or_a_link(tmp_path, monkeypatch, place):
     """A folder that is there is filled, and not replaced: that would fail for these, and for a mount, once all is exported."""
@@ -170,9 +185,9 @@ def test_the_folder_may_be_the_current_one_or_a_link(tmp_path, monkeypatch, plac
         (tmp_path / "here" / "folder").rmdir()
     for content, force in (("first", False), ("second", True)):
         with replacing(Path(place), force) as folder:
-            for name in (content, "export.json"):
-                (folder / name).write_text(content)
-        assert {path.name: path.read_text() for path in Path(place).iterdir()} == {content: content, "export.json": content}
+            (folder / content).write_text(content)
+            write_summary(folder, {})
+        assert sorted(path.name for path in Path(place).iterdir()) == ["export.json", content]
     with pytest.raises(ValueError, match="half"), replacing(Path(place), True) as folder:
         (folder / "third").write_text("half")
         raise ValueError("half")
