@@ -12,7 +12,6 @@ import json
 import math
 import random
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +25,7 @@ from compressor.arguments import require_one_of, require_whole
 from compressor.errors import UserError
 from compressor.tasks.features import Encoding
 from export.latency.core_time import CoreTime, waited_by_most
-from export.latency.programs import worker_environment
+from export.latency.programs import program, worker_environment
 from export.runtimes.runtime import Device
 from export.runtimes.runtime_registry import RUNTIMES
 
@@ -113,7 +112,7 @@ class Worker:
     def __init__(self, variant: LatencyVariant, threads: int | None, log: IO[str]):
         self.variant, self.log = variant, log
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "export.latency.worker"],
+            program("export.latency.worker"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

@@ -22,16 +22,20 @@ from export.runtimes.runtime_registry import RUNTIMES
 
 WARM, PASSES = 3, 10
 """Untimed and timed forward passes."""
-TIMEOUT = 180.0
-"""Seconds after which a profile is given up."""
+SECONDS, SLOWER = 180.0, 3.0
+"""A profile is given up after so many seconds, and so many times as long as its passes take without a profiler."""
 OUTSIDE = "outside operators"
 """What a pass takes beyond its operators: scheduling, memory, inputs and outputs."""
 
 
-def measure_profile(variant: LatencyVariant, batch: int, length: int, threads: int | None) -> dict[str, Any] | None:
-    """The profile of a file of a runtime on the CPU (see `account`); None where the runtime gives none."""
+def measure_profile(
+    variant: LatencyVariant, batch: int, length: int, threads: int | None, ms: float = 0.0
+) -> dict[str, Any] | None:
+    """The profile of a file of a runtime on the CPU (see `account`), of which a pass takes `ms` milliseconds; None where the
+    runtime gives none in time."""
     description = {**asdict(variant), "path": str(variant.path), "threads": threads, "batch": batch, "length": length}
-    return result_of("export.latency.profiling", given=json.dumps(description), timeout=TIMEOUT)
+    timeout = SECONDS + SLOWER * (WARM + PASSES) * ms / 1000
+    return result_of("export.latency.profiling", given=json.dumps(description), timeout=timeout)
 
 
 def account(profile: PassProfile) -> dict[str, Any]:

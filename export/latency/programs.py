@@ -20,6 +20,11 @@ def worker_environment() -> dict[str, str]:
     return {**os.environ, **quiet}
 
 
+def program(module: str, *arguments: str) -> list[str]:
+    """The command that runs a module of this project; no file of the current folder takes the place of a package (-P)."""
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
 def private_stdout() -> IO[str]:
     """The real stdout, line by line, for results alone: what libraries print there goes to stderr from now on."""
     replies = os.fdopen(os.dup(1), "w", buffering=1)
@@ -29,9 +34,8 @@ def private_stdout() -> IO[str]:
 
 def result_of(module: str, *arguments: str, given: str | None = None, timeout: float) -> Any:
     """The JSON that the program `python -m MODULE` prints, with `given` on its stdin; None if it fails, or takes too long."""
-    command = [sys.executable, "-m", module, *arguments]
     options = {"capture_output": True, "text": True, "env": worker_environment(), "timeout": timeout, "check": True}
     try:
-        return json.loads(subprocess.run(command, input=given, **options).stdout)
+        return json.loads(subprocess.run(program(module, *arguments), input=given, **options).stdout)
     except (subprocess.SubprocessError, OSError, ValueError):
         return None

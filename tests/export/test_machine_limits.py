@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from export.latency import machine_limits, programs
+from export.latency import measure as latency
 from export.latency.machine_limits import Limits, measure_limits, types
-from export.latency.programs import worker_environment
+from export.latency.programs import program, result_of, worker_environment
 from export.runtimes.onnxruntime import PRODUCTS, weight_bits
 from export.runtimes.runtime_registry import RUNTIMES
 
@@ -22,6 +23,14 @@ measured.SIZES, measured.BUFFER, measured.ROUNDS, measured.SECONDS = (32, 48), 4
 sys.argv.append("1")
 measured.main()
 """
+
+
+def test_no_file_of_the_current_folder_takes_the_place_of_a_package(tmp_path, monkeypatch):
+    """A user's own export.py would run in every process that is timed, which would then find no package of that name."""
+    (tmp_path / "json.py").write_text("raise SystemExit('a file of the current folder ran')")
+    monkeypatch.chdir(tmp_path)
+    assert result_of("json.tool", given='{"a": 1}', timeout=60) == {"a": 1}
+    assert latency.program is program, "timed models start by the same command"
 
 
 @pytest.mark.parametrize("precision", PRODUCTS)

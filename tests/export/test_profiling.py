@@ -117,8 +117,13 @@ def test_what_cannot_be_profiled_has_none(tmp_path, monkeypatch):
     assert measure_profile(LatencyVariant("broken", "onnxruntime", tmp_path), 1, 8, 1) is None
     assert measure_profile(LatencyVariant("engine", "tensorrt", tmp_path), 1, 8, 1) is None
 
+    waited = []
+
     def hang(*arguments, timeout, **options):
+        waited.append(timeout)
         raise subprocess.TimeoutExpired(arguments, timeout)
 
     monkeypatch.setattr(subprocess, "run", hang)
-    assert measure_profile(LatencyVariant("slow", "onnxruntime", tmp_path), 1, 8, 1) is None
+    for ms in (1.0, 60_000.0):
+        assert measure_profile(LatencyVariant("slow", "onnxruntime", tmp_path), 1, 8, 1, ms) is None
+    assert waited[0] < 200 and waited[1] > 13 * 60 * 2, "seconds"

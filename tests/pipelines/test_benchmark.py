@@ -18,7 +18,7 @@ from compressor.account import Plan
 from compressor.cost import LayerShape, ModelShape
 from compressor.processor import INSTRUCTIONS
 from export.latency.machine_limits import Limits
-from export.latency.measure import LatencyVariant
+from export.latency.measure import LatencyVariant, summarize
 from pipelines.engine.environment import package_versions
 from pipelines.engine.runner import run_pipeline
 from pipelines.engine.stage import Artifact, BaseModelReference, Inputs
@@ -165,13 +165,17 @@ def test_every_exported_file_says_where_its_time_goes_at_the_largest_shape(measu
 
 
 def test_a_file_without_a_profile_is_told(ready, monkeypatch, tmp_path):
-    told, bar = [], SimpleNamespace(advance=lambda: None)
+    asked, told, bar = [], [], SimpleNamespace(advance=lambda: None)
     workspace = SimpleNamespace(say=told.append, progress=lambda description, total: nullcontext(bar))
-    monkeypatch.setattr(timings, "measure_profile", lambda file, batch, length, threads: None)
+    monkeypatch.setattr(timings, "measure_profile", lambda *file: asked.append(file[1:]))
     files = [LatencyVariant(name, name, tmp_path) for name in ("pytorch", "onnxruntime")]
-    assert timings.profiles_of(files, BenchmarkConfig(), ready, workspace) == {} and not told
-    assert timings.profiles_of(files, BenchmarkConfig(profile=True), ready, workspace) == {}
-    assert told == ["onnxruntime has no profile: ONNX Runtime gave none"]
+    times = [("pytorch", 90_000.0), ("onnxruntime", 60_000.0), ("onnxruntime", 1.0)]
+    shapes = [summarize(name, 8, 16, [ms]) for name, ms in times]
+    assert timings.profiles_of(files, shapes, BenchmarkConfig(), ready, workspace) == {} and not told
+    config = BenchmarkConfig(profile=True, batch=[1, 8], length=[16])
+    assert timings.profiles_of(files, shapes, config, ready, workspace) == {}
+    assert told == ["onnxruntime has no profile: ONNX Runtime gave none in time"]
+    assert asked == [(8, 16, ready.threads, 60_000.0)], "slow passes have the more time"
 
 
 @pytest.mark.slow

@@ -48,7 +48,7 @@ def timed(variants: list[LatencyVariant], data: Data, config: BenchmarkConfig, i
         shapes = measure(variants, grid, config.rounds, **options)
     real = timed_passes(variants, real_passes(config, data, inputs.seed), config, inputs, workspace)
     further = timed_tokens(variants, grid, config, inputs, workspace)
-    return Timings(limits, shapes, real, further, profiles_of(variants, config, inputs, workspace))
+    return Timings(limits, shapes, real, further, profiles_of(variants, shapes, config, inputs, workspace))
 
 
 def real_passes(config: BenchmarkConfig, data: Data, seed: int) -> list[Pass]:
@@ -102,20 +102,26 @@ def timed_tokens(
 
 
 def profiles_of(
-    variants: list[LatencyVariant], config: BenchmarkConfig, inputs: Inputs, workspace: Workspace
+    variants: list[LatencyVariant],
+    shapes: list[Measurement],
+    config: BenchmarkConfig,
+    inputs: Inputs,
+    workspace: Workspace,
 ) -> dict[str, dict[str, Any]]:
-    """Name of an exported file -> where its time goes on the CPU at the largest shape; a file without a profile is told."""
+    """Name of an exported file -> where its time goes on the CPU at the largest shape; a file without a profile is told. Its
+    passes were timed before, as `shapes`."""
     files = [variant for variant in variants if variant.runtime in RUNTIMES]
     if not config.profile:
         return {}
     profiles = {}
     with workspace.progress("profiling", len(files)) as bar:
         for file in files:
-            profile = measure_profile(file, max(config.batch), max(config.length), inputs.threads)
+            ms = max(row.p50 for row in shapes if row.variant == file.name)
+            profile = measure_profile(file, max(config.batch), max(config.length), inputs.threads, ms)
             if profile:
                 profiles[file.name] = {"profile": profile}
             else:
-                workspace.say(f"{file.name} has no profile: {RUNTIMES[file.runtime].title} gave none")
+                workspace.say(f"{file.name} has no profile: {RUNTIMES[file.runtime].title} gave none in time")
             bar.advance()
     return profiles
 
