@@ -14,6 +14,8 @@ from compressor.errors import CheckError
 from compressor.tasks.data import Data, TokenRows
 from compressor.tasks.features import predict, torch_forward
 from compressor.tasks.task_kind import kind_of
+from export.auto.choose import Candidate
+from export.latency.measure import summarize
 from export.runtimes.runtime_registry import RUNTIMES
 from export.runtimes.sessions import run as run_session
 from export.runtimes.sessions import session
@@ -55,6 +57,7 @@ def chosen(folder, patch, model):
     inputs = Inputs(None, SimpleNamespace(max_length=64), 0, threads=1)
 
     def clock(self, trials):
+        self.waited = 0.4
         return [replace(trial, ms=(ms := {"int8": 1.0, "fp32": 2.0}[trial.precision]), speed=2 / ms) for trial in trials]
 
     patch.setattr(precision.PrecisionSearch, "clock", clock)
@@ -91,7 +94,27 @@ def test_only_the_matrix_that_int8_breaks_stays_in_fp32(kept):
     assert "kept: ONNX int8, 1 matrix in fp32, 2.00 x the speed of fp32" in said
     told = "compressed: PyTorch -> ONNX int8: 2 attentions are several operators each, which is slower than one"
     assert told in said and [line for line in said if "several operators" in line] == [told]
+    assert account["waited"] == 0.4 and any("waited for a core 40% of their time" in line for line in said)
     json.dumps(account)
+
+
+def test_the_search_knows_how_long_what_it_timed_waited(tmp_path, monkeypatch):
+    """Of all timings: the choice is kept, however long the last of them waited."""
+    waits = iter((0.3, 0.1))
+
+    def measured(variants, *_, **__):
+        waited = next(waits)
+        return [summarize(variant.name, 8, 64, [2.0], waited) for variant in variants]
+
+    monkeypatch.setattr(precision, "measure", measured)
+    monkeypatch.setattr(precision, "end_id", lambda folder: None)
+    model = SimpleNamespace(config=SimpleNamespace(vocab_size=9))
+    inputs = Inputs(SimpleNamespace(folder=tmp_path), None, 0, threads=1)
+    workspace = SimpleNamespace(progress=lambda *_: nullcontext(SimpleNamespace(advance=None)))
+    search = precision.PrecisionSearch(model, ExportConfig(batch=8, length=64), None, workspace, inputs, tmp_path)
+    for _ in range(2):
+        [trial] = search.clock([Candidate("onnxruntime", "fp32", tmp_path)])
+        assert (trial.ms, trial.speed, search.waited) == (2.0, 1.0, 0.3)
 
 
 def test_the_file_that_is_published_is_the_one_that_was_judged(kept):

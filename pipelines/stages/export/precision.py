@@ -18,6 +18,7 @@ from compressor.models.hub import end_id
 from compressor.tasks.data import Data
 from export.auto.choose import MOST_EXCLUDED, Candidate, choose_candidate, with_verdict
 from export.graph.trace import matrices
+from export.latency.core_time import disturbance
 from export.latency.measure import LatencyVariant, measure
 from export.parity.bounds import ACCURACY_BUDGET
 from export.runtimes.runtime_registry import RUNTIMES
@@ -57,6 +58,8 @@ def choose_precision(
         narrow, failures = search.narrow()
         kept, tried = choose_candidate([*plain, *narrow], clock=search.clock, judge=search.judge, spared=search.spared)
         workspace.say(f"kept: {words(kept)}, {kept.speed:.2f} x the speed of fp32")
+        if told := disturbance(search.waited):
+            workspace.say(f"{told} (--force export chooses again)")
         say_result(search.compared[kept.path].result, workspace.say)
         beside = next(trial for trial in plain if trial.runtime == kept.runtime)
         chosen, files = list(dict.fromkeys([beside.path, kept.path])), {}
@@ -88,6 +91,8 @@ class PrecisionSearch:
     scratch: Path
     compared: dict[Path, ComparedFile] = field(default_factory=dict)
     written_files: int = 0
+    waited: float = 0.0
+    """The largest share of time that timed processes waited for a core."""
 
     @cached_property
     def prover(self) -> Prover:
@@ -166,7 +171,9 @@ class PrecisionSearch:
         variants = [LatencyVariant(str(trial.path), trial.runtime, trial.path, vocabulary=size, end=end) for trial in trials]
         with self.workspace.progress("timing what may be kept", ROUNDS) as bar:
             options = {"threads": self.inputs.threads, "seed": self.inputs.seed, "on_round": bar.advance}
-            times = {timing.variant: timing.p50 for timing in measure(variants, [self.cell], ROUNDS, **options)}
+            timings = measure(variants, [self.cell], ROUNDS, **options)
+        times = {timing.variant: timing.p50 for timing in timings}
+        self.waited = max(self.waited, *(timing.waited for timing in timings))
         plain = min(times[str(trial.path)] for trial in trials if trial.precision == "fp32")
         return [replace(trial, ms=(ms := times[str(trial.path)]), speed=plain / ms) for trial in trials]
 
@@ -198,6 +205,7 @@ class PrecisionSearch:
             "batch": batch,
             "length": length,
             "rounds": ROUNDS,
+            "waited": self.waited,
             "tried": [{**trial.to_json(), "kept": trial.path == kept.path} for trial in tried],
             "matrices": {name: len(rows) for name, rows in ranked.items()},
             "sensitivity": {name: [asdict(row) for row in rows] for name, rows in shown.items()},
