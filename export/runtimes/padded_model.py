@@ -55,8 +55,12 @@ class PaddedModel:
             if padded is feeds:
                 raise
             # rows that fit into the model's positions may not fit once they are padded
-            self.shortest_failed = min(self.shortest_failed, padded["input_ids"].shape[1])
-            return self.infer(names, feeds)
+            before, self.shortest_failed = self.shortest_failed, min(self.shortest_failed, padded["input_ids"].shape[1])
+            try:
+                return self.infer(names, feeds)
+            except RuntimeError:
+                self.shortest_failed = before  # it was not the length: later rows are padded as ever
+                raise
         results = self.request.results
         arrays = [np.array(results[name]) for name in names]
         if padded is feeds:

@@ -106,6 +106,9 @@ def test_rows_that_fit_only_without_padding_are_run_without(tmp_path, threads):
     assert np.isfinite(run(live, batch)).all()
     with pytest.raises(RuntimeError, match="Required inputs are missing: attention_mask"):
         live.run(["logits"], {"input_ids": batch["input_ids"]})
+    with pytest.raises(RuntimeError, match="missing"):
+        live.run(["logits"], {"input_ids": encoding(2, 30)["input_ids"]})
+    assert live.model.shortest_failed == 64, "an input was missing: 30 tokens are padded to 32 as before"
 
 
 @pytest.mark.slow
