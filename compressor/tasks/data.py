@@ -132,6 +132,12 @@ class Data:
         return self.train.kind
 
     @property
+    def traced(self) -> dict[str, np.ndarray]:
+        """Two padded validation rows, as a sample to trace a model with; the only one of a file twice."""
+        tokens = self.validation.sample(2).tokens
+        return pad(tokens * 2 if len(tokens) == 1 else tokens, self.pad_id)
+
+    @property
     def batch_size(self) -> int:
         """Batch size of forward passes without training."""
         if not self.vocabulary:

@@ -16,7 +16,9 @@ from compressor.errors import UserError
 from compressor.models.anatomy import layers_of
 from compressor.models.hub import Reference
 from compressor.pruning.surgery import Removal, remove
+from compressor.tasks.data import Data, TokenRows
 from compressor.tasks.features import torch_forward
+from compressor.tasks.task_kind import kind_of
 from export.graph.files import save
 from export.graph.rewrite import fused
 from export.graph.trace import AXES, OPSET, portable, stamp, trace, trace_named
@@ -211,6 +213,12 @@ def test_a_second_export_is_equal_byte_for_byte_holds_no_paths_and_prints_nothin
 def test_a_sample_of_one_row_is_refused():
     with pytest.raises(UserError, match="E601"):
         trace(model_of("bert-dense"), encoding(1, 9))
+
+
+def test_the_only_row_of_a_file_is_traced_twice():
+    """E601 would come after the training, and name no file."""
+    rows = TokenRows([{"input_ids": [2, 5, 3]}], np.array([0]), kind_of("classification"))
+    assert Data(rows, rows, ["a", "b"], 1).traced["input_ids"].tolist() == [[2, 5, 3], [2, 5, 3]]
 
 
 def test_large_models_get_their_weights_beside_the_graph(tmp_path, exported):

@@ -195,7 +195,7 @@ def traced(model: nn.Module, data: Data, base: BaseModelReference | None = None)
     """The unfused graph of a model, with its base recorded. Deltas that are still attached become separate products, also in
     the model."""
     factored = factor_all(model) if any(chains(model)) else model
-    return stamp(trace(factored, pad(data.validation.sample(2).tokens, data.pad_id)), factored, base)
+    return stamp(trace(factored, data.traced), factored, base)
 
 
 def calibration(config: ExportConfig, data: Data, seed: int) -> list[dict[str, np.ndarray]]:
