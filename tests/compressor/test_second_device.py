@@ -12,6 +12,7 @@ from torch import Tensor
 from compressor.deltas.links import merge_all, merged_copy
 from compressor.models.anatomy import matrices_of
 from compressor.models.modules import STRUCTURES
+from compressor.pruning.prices import prices_of
 from compressor.pruning.refit import refit
 from compressor.pruning.scores import changes_of, loss_scores, reconstruction_scores, weight_scores
 from compressor.pruning.surgery import Removal, remove, silence
@@ -21,6 +22,7 @@ from compressor.selection.choice import WEIGHT_SCORES, select
 from compressor.selection.gradients import gradient_scores
 from compressor.selection.score_names import DATA_SCORES
 from compressor.tasks.features import torch_forward
+from compressor.tasks.task_kind import kind_of
 from tests.compressor.conftest import CASES, GROWING, encoding, tiny, tuned
 from tests.compressor.training_parts import OTHERS, RESUMED, one_process
 from tests.second_device import CPU, REAL, SECOND, is_second, second_device
@@ -134,6 +136,19 @@ def test_criteria_of_units(device, structure):
 
     for there, here in zip(scores(device), scores(CPU), strict=True):
         assert all(equal(*pair) for pair in zip(there, here, strict=True))
+
+
+def test_prices_of_units(device):
+    """The scores are on the CPU, as their file is."""
+
+    def prices(there):
+        model = merged_copy(tuned(tiny("bert"), "dsee", TUNED)).to(there)
+        scores = {structure: weight_scores(model.cpu(), structure, "weight", {}) for structure in STRUCTURES}
+        batches = [(on(there, encoding()), LABELS.to(there))]
+        found = prices_of(model.to(there), scores, batches, kind_of("classification"))
+        return [torch.from_numpy(block) for blocks in found.values() for block in blocks]
+
+    assert all(equal(*pair) for pair in zip(prices(device), prices(CPU), strict=True))
 
 
 @pytest.mark.parametrize("criterion", ["delta", "weight", "weight_plus_delta", "random", *LOSS_POWER])

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from compressor import load
 from compressor.account import Plan
-from compressor.cost import shape_of
+from compressor.cost import LayerShape, ModelShape, shape_of
 from compressor.errors import UserError
 from compressor.models.anatomy import layers_of
 from compressor.pruning.prices import prices_of
@@ -25,7 +25,7 @@ from pipelines.engine.store import sealed
 from pipelines.file.config import load_pipeline
 from pipelines.stages.loading import load_model
 from pipelines.stages.prune import meet_target, targets
-from pipelines.stages.prune.config import PruneConfig, lengths, planned
+from pipelines.stages.prune.config import PruneConfig, estimate, lengths, planned
 from pipelines.stages.prune.targets import GOALS, Target, TargetSearch, closed_form, widths
 from pipelines.stages.tune.config import TuneConfig
 from pipelines.stages.tune.config import plan as tune_plan
@@ -422,6 +422,17 @@ def test_blocks_that_stay_anyway_are_those_that_are_kept():
     assert found == widths(search, shape, shape, closed_form(search.target), None) == [{}, None, None, {}, None, None]
 
 
+def test_the_estimate_counts_the_prices_of_units_and_a_refit():
+    dense = ModelShape(32, (LayerShape(4, 8, 24),) * 2, other=1000, head=66, head_macs=64)
+    plan, rows = Plan(dense, dense, None), {"validation": 50, "mean": 10}
+    search = {"target": {"flops": 0.5}, "price_rows": 100}
+    priced, refitted = (
+        estimate(PruneConfig.model_validate(search | more), plan, plan, rows)["flops"] for more in ({}, {"refit": 64})
+    )
+    assert priced > 5 * 100 * 2 * 2 * dense.flops(10) and refitted - priced == 4 * 64 * dense.flops(10)
+    assert "flops" not in estimate(PruneConfig.model_validate({"structure": "heads", "remove": 1}), plan, plan, rows)
+
+
 @pytest.mark.slow
 def test_units_are_priced_once_for_a_model_and_its_scores(project, tmp_path, monkeypatch):
     """Whatever is asked for; again by force, with other rows or other scores, and where the file is damaged it is told."""
@@ -440,7 +451,7 @@ def test_units_are_priced_once_for_a_model_and_its_scores(project, tmp_path, mon
     first, count = go()
     assert (count, go("prune.target.flops=0.7")[1]) == (1, 1)
     assert go(force=["prune"]) == (first, 2) == (go()[0], 2)
-    assert go("prune.price_rows=9")[1] == 3 and go("prune.criterion=random")[1] == 4
+    assert go("prune.price_rows=9")[1] == 3 and go("prune.criterion=random", "prune.rows=null")[1] == 4
     with pytest.raises(UserError, match=r"E520 .*0\.001 of the FLOPs"):
         go("prune.target.flops=0.001", "prune.price_rows=8")
     assert len(counted) == 4, "what is out of reach needs no prices"

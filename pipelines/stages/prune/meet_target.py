@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from compressor.accelerator import accelerated, batches_on
 from compressor.cost import shape_of
 from compressor.deltas.links import merge_all, merged_copy
 from compressor.errors import UserError
@@ -24,13 +25,13 @@ from compressor.pruning.scores import lowest, units_of
 from compressor.pruning.search import Prices, Widths
 from compressor.pruning.surgery import Removal, remove
 from compressor.tasks.data import Data, tensor_batches
-from compressor.tasks.features import model_rows, pad
+from compressor.tasks.features import model_rows
 from export.graph.trace import GRAPHS
 from export.latency.core_time import disturbance
 from export.latency.passes import Pass, passes_of, rows_of
 from export.latency.table import KNOTS, LatencyTable, Workload, exported, measure_table, steps, times_of, turns
 from export.runtimes.runtime_registry import RUNTIMES
-from pipelines.engine.environment import distribution
+from pipelines.engine.environment import accelerator, distribution
 from pipelines.engine.stage import Inputs, Workspace
 from pipelines.engine.store import fingerprint
 from pipelines.stages.loading import load_model
@@ -156,7 +157,7 @@ def latency_table(target: Target, dense: nn.Module, inputs: Inputs, data: Data, 
         with workspace.progress(f"measuring {name}", steps(dense, turns(workload, target.rounds))) as bar:
             table = measure_table(
                 dense,
-                sample_of(data),
+                data.traced,
                 facts,
                 workload=workload,
                 runtime=target.runtime,
@@ -193,8 +194,9 @@ def prices(
 
     def measure() -> bytes:
         batches = list(tensor_batches(data.train.sample(search.price_rows), data.pad_id, data.batch_size))
-        with workspace.progress("measuring the loss of removing units", len(batches) * trials(model, search.structures)) as bar:
-            losses = prices_of(merged_copy(model), order, batches, data.kind, bar.advance)
+        steps, merged = len(batches) * trials(model, search.structures), merged_copy(model)
+        with workspace.progress("measuring the loss of removing units", steps) as bar, accelerated(merged) as device:
+            losses = prices_of(merged, order, batches_on(device, batches), data.kind, bar.advance)
         return json.dumps({structure: [block.tolist() for block in blocks] for structure, blocks in losses.items()}).encode()
 
     ranks = {structure: [torch.argsort(block, stable=True).tolist() for block in blocks] for structure, blocks in order.items()}
@@ -203,7 +205,7 @@ def prices(
         "ranks": ranks,
         "rows": search.price_rows,
         "threads": inputs.threads,
-        "how": [*HOW, distribution("torch")],
+        "how": [*HOW, distribution("torch"), *filter(None, [accelerator()])],
     }
     text = once(f"prices-{fingerprint(facts)[:16]}", measure, workspace)
     try:
@@ -249,11 +251,6 @@ def facts_of(target: Target, workload: Workload, dense: nn.Module, inputs: Input
     }
 
 
-def sample_of(data: Data) -> dict[str, np.ndarray]:
-    """Two padded rows as a sample for tracing."""
-    return pad(data.validation.sample(2).tokens, data.pad_id)
-
-
 def measured(
     target: Target, dense: nn.Module, pruned: nn.Module, inputs: Inputs, data: Data, workspace: Workspace
 ) -> list[float]:
@@ -266,7 +263,7 @@ def measured(
     ):
         pair = (("dense", dense), ("pruned", pruned))
         how = (target.precision, target.runtime)
-        variants = [exported(name, model, sample_of(data), Path(scratch), *how) for name, model in pair]
+        variants = [exported(name, model, data.traced, Path(scratch), *how) for name, model in pair]
         options = {"threads": inputs.threads, "seed": inputs.seed, "on_round": bar.advance}
         times = times_of(variants, workload, target.rounds, **options)
     return [times.ms["dense"], times.ms["pruned"], times.waited]
