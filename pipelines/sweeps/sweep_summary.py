@@ -12,15 +12,13 @@ from compressor.errors import CompressError
 from pipelines.file.overrides import split_key
 from pipelines.sweeps.search_summary import SearchSummary
 from pipelines.sweeps.significance import PairedDifference, paired_difference
-from pipelines.sweeps.sweep_trials import SweepPlan, SweepTrial, short_keys
+from pipelines.sweeps.sweep_trials import SweepPlan, SweepTrial, names_task, short_keys
 from pipelines.sweeps.table_file import shown_value
 from pipelines.sweeps.trial_run import TrialOutcome
 
 OUT_OF_REACH = "E520"
 """A target that no cut reaches: a result of a sweep over targets, not a failure."""
 
-MEASURED = {"glue", "kind", "validation", "label", "metric", "positive"}
-"""Keys of a task that decide what its figures measure: those of two tasks that differ in one are not compared."""
 
 Setting = tuple[str, ...]
 """The values of the compared keys, as shown; () where only seeds or subsets differ."""
@@ -158,14 +156,7 @@ def out_of_reach(plan: SweepPlan, error: CompressError) -> bool:
 def _decides_task(plan: SweepPlan, axis: str) -> bool:
     """Whether the values of an axis are different tasks: one of the keys that it sets decides what is measured."""
     keys = [key for row in plan.grid.named[axis].values() for key in row] if axis in plan.grid.named else [axis]
-    return any(map(_names_task, keys))
-
-
-def _names_task(key: str) -> bool:
-    """Whether a key is a whole task, all tasks, or what one of them measures."""
-    first, *names = split_key(key) or [key]
-    of_task = names[1:] if first == "tasks" else names
-    return first in ("task", "tasks") and (not of_task or of_task[0] in MEASURED)
+    return any(map(names_task, keys))
 
 
 def _repeats(plan: SweepPlan, axis: str) -> bool:

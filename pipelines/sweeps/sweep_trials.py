@@ -29,6 +29,12 @@ LONGEST = 120
 """Longest name of a trial made from its values; longer ones are replaced by numbers, because a name is a folder."""
 
 
+MEASURED = {"glue", "kind", "validation", "test", "label", "metric", "positive", "target_length"}
+DECODED = {"rows", "answer", "lowercase"}
+"""Keys of a task, and of its `decode`, that decide what its figures measure: those of two tasks that differ in one are not
+compared."""
+
+
 @dataclass(frozen=True)
 class SweepTrial:
     """One run of a sweep: its name, the values of the compared keys, and what repeats it: a seed or a subset ({} if alone)."""
@@ -226,6 +232,10 @@ def _check_search(grid: Grid, trials: int) -> None:
     if not grid.axes:
         what = "--search: no key to choose values for"
         raise UserError("E115", what, "Add --over KEY=LOW..HIGH, or --over KEY=VALUE,VALUE, or --grid FILE")
+    rows = itertools.chain(*(row for values in grid.named.values() for row in values.values()))
+    if odd := next((key for key in (*grid.axes, *rows) if names_task(key)), None):
+        what = f"--search: '{odd}' decides what is measured, so that its values have no best one"
+        raise UserError("E115", what, "Leave it out of the search, or leave --search out: every value is then run")
     if not 2 <= trials <= MOST_TRIED:
         what = f"--search {trials}: a search has from 2 to {MOST_TRIED:,} trials"
         raise UserError("E115", what, "Give e.g. --search 30: the first 10 are random, the others are chosen by their results")
@@ -233,6 +243,15 @@ def _check_search(grid: Grid, trials: int) -> None:
     if count is not None and count < trials:
         what = f"--search {trials}: the keys have only {count} different settings"
         raise UserError("E115", what, f"Give --search {count} or less; without --search every setting of lists is run")
+
+
+def names_task(key: str) -> bool:
+    """Whether a key is a whole task, all tasks, or what one of them measures."""
+    first, *names = split_key(key) or [key]
+    of_task = names[1:] if first == "tasks" else names
+    if first not in ("task", "tasks"):
+        return False
+    return not of_task or of_task[0] in MEASURED or (of_task[0] == "decode" and bool(DECODED.intersection(of_task[1:])))
 
 
 def short_keys(keys: Sequence[str]) -> dict[str, str]:
