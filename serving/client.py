@@ -136,6 +136,9 @@ class Refusal(UserError):
         super().__init__("E715", f"Triton refused the request: {reason}", "See the server's log", where)
         self.reason, self.wrong = reason, wrong
 
+    def __reduce__(self) -> tuple:
+        return UserError, (self.code, self.what, self.fix, self.where, self.key)
+
 
 def tls_error(reason: str, where: str) -> UserError:
     """E729 for a connection that cannot be encrypted."""

@@ -125,7 +125,7 @@ def _look_ahead(run: Run, *, damaged_is_missing: bool) -> list[Artifact]:
 
 def _console() -> Console:
     stream = real_stdout()
-    return Console(file=stream, width=None if stream.isatty() else 120)
+    return Console(emoji=False, file=stream, width=None if stream.isatty() else 120)
 
 
 def _execute(run: Run, console: Console) -> RunResult:

@@ -161,7 +161,12 @@ def command_of(path: Path, overrides: Sequence[str], presets: Sequence[Preset] =
         return shlex.join(["compress", "sweep", file, *(scale if scale[0] == "--scale" else [])])
     pairs = (text.partition("=") for text in overrides)
     settings = [f"{key}{sign}{Path(value).name if Path(value).is_absolute() else value}" for key, sign, value in pairs]
-    return shlex.join(["compress", "run", file, *(word for text in settings for word in ("--set", text))])
+    return run_command(file, settings)
+
+
+def run_command(file: str, settings: Sequence[str], *options: str) -> str:
+    """The command that runs a pipeline file, or a recipe, with KEY=VALUE settings and other options."""
+    return shlex.join(["compress", "run", file, *(word for text in settings for word in ("--set", text)), *options])
 
 
 def _completed(entry: Entry, entries: Sequence[Entry], top: PipelineFile) -> Entry:

@@ -92,7 +92,7 @@ def _texts_in(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
 @contextmanager
 def _progress(split: HubSplit) -> Iterator[Callable[[int], None]]:
     """Context with a function to be told the number of rows so far: a bar on a terminal, else a line now and then."""
-    console = Console(stderr=True)
+    console = Console(stderr=True, emoji=False)
     last = time.monotonic()
 
     def print_sometimes(rows: int) -> None:

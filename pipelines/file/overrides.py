@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, Literal
@@ -89,13 +89,23 @@ def override(source: YamlSource, text: str) -> None:
         fix = 'Write it as tune.rank=8 or seed=1; a name with a dot in double quotes: tasks."a.b".max_length=64'
         raise UserError("E109", "not KEY=VALUE", fix, mark)
     value = parse(value_text, mark).data
-    paths = _paths_of(source, names, mark)
+    _put(source, _paths_of(source, names, mark), value, mark, _from_here)
+
+
+def _put(
+    source: YamlSource,
+    paths: Sequence[KeyPath],
+    value: Any,
+    mark: str,
+    placed: Callable[[KeyPath, Any], Any] = lambda path, value: value,
+) -> None:
+    """Give a value to the keys at some paths, each its own copy; null drops those that the file has."""
     if value is None and (there := _keys_of_file(source, paths)):
         for path in there:  # null is no value of any key: its default holds
             source.drop(path)
         return
     for path in paths:
-        source.put(path, _from_here(path, deepcopy(value)), mark)
+        source.put(path, placed(path, deepcopy(value)), mark)
 
 
 def _keys_of_file(source: YamlSource, paths: Sequence[KeyPath]) -> list[KeyPath]:
@@ -120,7 +130,7 @@ def preset_keys(source: YamlSource, presets: Sequence[Preset]) -> None:
     for mark, keys in presets:
         for key, value in keys.items():
             if key not in PipelineFile.model_fields and not key.startswith(TRAININGS):
-                source.put(_path_of(source, split_key(key) or [key], mark), deepcopy(value), mark)
+                _put(source, [_path_of(source, split_key(key) or [key], mark)], value, mark)
     for mark, keys in reversed(presets):
         for key, value in keys.items():
             if key.startswith(TRAININGS):

@@ -56,7 +56,7 @@ def _take_part(run: Run, job: dict[str, Any]) -> None:
     unfinished = run.store.unfinished(entry.name, job["fingerprint"])
     log, nowhere = logging.getLogger(f"compress.{entry.id}"), Path(os.devnull)  # a file in it would be an error
     with nowhere.open("w") as stream:
-        display = Display(Console(file=stream), len(run.entries), 0)
+        display = Display(Console(emoji=False, file=stream), len(run.entries), 0)
         workspace = StageWorkspace(nowhere, nowhere, unfinished, run.store.cache, False, log, display, [])
         settle(entry.row, run.pipeline.seed, run.threads)
         entry.row.perform(entry.config, inputs_of(run, number, run.artifacts), workspace)

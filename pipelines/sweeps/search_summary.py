@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipelines.file.config import command_of
+from pipelines.file.config import RECIPES, command_of, run_command
 from pipelines.file.overrides import TRAININGS
 from pipelines.file.pipeline_file import PipelineFile
 from pipelines.reporting.figures import COMPRESSED, DENSE, Figure, layout
@@ -15,6 +15,9 @@ from pipelines.sweeps.search_trials import score_of
 from pipelines.sweeps.sweep_trials import SweepPlan, SweepTrial, short_keys
 from pipelines.sweeps.table_file import shown_value
 from pipelines.sweeps.trial_run import TrialOutcome
+
+RUNS = Path("runs")
+"""Where `compress run` writes without --out."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +34,14 @@ class SearchScore:
 @dataclass(frozen=True)
 class SearchSummary:
     """The trials of a search, in order; `metric` is what makes one the best, the least if it `falls`; of the best one, its
-    first `run`, and the `command` that runs its settings, or what no command can be given in `beyond`."""
+    first `run`, and the `command` that runs its settings (`here`: with the folders that were given, so that nothing is made
+    again), or what no command can be given in `beyond`."""
 
     trials: tuple[SearchScore, ...]
     metric: str
     run: str = ""
     command: str = ""
+    here: str = ""
     beyond: str = ""
     falls: bool = False
 
@@ -52,8 +57,9 @@ class SearchSummary:
         """The best trial; None if all failed."""
         return next((trial for trial in self.ranked[:1] if trial.score is not None), None)
 
-    def told(self, mark: str = "") -> list[str]:
-        """What came out, and how the best trial is run alone, a line each; commands and files between two `mark`."""
+    def told(self, mark: str = "", *, here: bool = False) -> list[str]:
+        """What came out, and how the best trial is run alone (`here`, or anywhere), a line each; commands and files between two
+        `mark`."""
         best, count = self.best, len(self.trials)
         if best is None:
             return [f"None of {count} trials has a result."]
@@ -61,7 +67,7 @@ class SearchSummary:
         lock = f"{mark}{self.run}/pipeline.lock.yaml{mark}"
         return [
             f"Best of {count} trials: number {best.number}, {self.metric} {best.score:.4f}{runs}.",
-            f"Run it alone: {mark}{self.command}{mark}"
+            f"Run it alone: {mark}{self.here if here else self.command}{mark}"
             if self.command
             else f"No command runs it alone, because of {self.beyond}: its pipeline is in {lock}.",
         ]
@@ -92,8 +98,10 @@ def summarize_search(
     stage: str,
     path: Path,
     overrides: Sequence[str],
+    out: Path,
 ) -> SearchSummary:
-    """The summary of a search that ended; `runs` are those of each trial, `stage` is the one whose main metric counts."""
+    """The summary of a search that ended; `runs` are those of each trial, `stage` is the one whose main metric counts, `out` is
+    the folder of runs and store."""
     trials = []
     for number, group in enumerate(runs, start=1):
         found = [outcomes[run.name] for run in group]
@@ -108,7 +116,9 @@ def summarize_search(
     if beyond := _beyond(plan, keys):
         return replace(summary, run=run.name, beyond=beyond)
     settings = [*SweepTrial("", keys).settings, *overrides, *replace(run, repeat={}).settings]
-    return replace(summary, run=run.name, command=command_of(path, settings))
+    file, place = path.stem if RECIPES in path.parents else str(path), [] if out == RUNS else ["--out", str(out)]
+    here = run_command(file, settings, *place)
+    return replace(summary, run=run.name, command=command_of(path, settings), here=here)
 
 
 def _row_keys(run: SweepTrial) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def sweep(
             _raise_if_mistakes(plan, errors)
         result = summarize(folder, plan, trials, outcomes, stages)
         if search:
-            result = replace(result, search=summarize_search(plan, search.runs, outcomes, stages[-1], path, overrides))
+            result = replace(result, search=summarize_search(plan, search.runs, outcomes, stages[-1], path, overrides, out))
         facts = {"pipeline": pipeline.name, "model": pipeline.model, "set": list(overrides), "until": jobs[0].until}
         write_files(result, facts, plan, trials)
     return replace(result, counts=counts_of(list(outcomes.values())))

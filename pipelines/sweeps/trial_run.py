@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from compressor.errors import CompressError, UserError, UserErrors
+from compressor.errors import CheckError, CompressError, UserError, UserErrors
 from compressor.models.architectures import add_row
 from compressor.models.hub import resolve
 from compressor.run_store import LOCK_FILE
@@ -219,12 +219,14 @@ def named(error: CompressError, trial: str) -> CompressError:
     if isinstance(error, UserErrors):
         return UserErrors([named(fault, trial) for fault in error.errors])
     place = f"trial {trial}"
-    return type(error)(error.code, error.what, error.fix, f"{place}, {error.where}" if error.where else place)
+    # a subclass may be made from something else
+    kind = next(kind for kind in (CheckError, UserError, CompressError) if isinstance(error, kind))
+    return kind(error.code, error.what, error.fix, f"{place}, {error.where}" if error.where else place)
 
 
 def console_of(say: Callable[[str], None]) -> Console:
     """A console that calls `say` with every line printed on it, one at a time."""
-    return Console(file=_Lines(say), width=120, force_terminal=False)
+    return Console(emoji=False, file=_Lines(say), width=120, force_terminal=False)
 
 
 class _Lines(io.TextIOBase):

@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
@@ -76,7 +77,12 @@ def _start(number: int, perform: Perform) -> _Worker:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_work, args=(theirs, perform), name=f"sweep-worker-{number}", daemon=False)
-    process.start()
+    resource_tracker.ensure_running()  # its own start would unblock signals again
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited: it waits until `_work` ignores it
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     theirs.close()  # only the worker's end is left: its death ends our reading
     return _Worker(number, process, ours)
 
@@ -131,6 +137,7 @@ def _stop(pool: list[_Worker]) -> None:
 def _work(connection: Connection, perform: Perform) -> None:
     """The worker: run what comes through the pipe until it is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the sweep stops its workers itself
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_end_with_parent, daemon=True).start()
     console = console_of(connection.send)
     while True:

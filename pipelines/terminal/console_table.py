@@ -18,8 +18,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         table.add_column(title, justify="left" if place == 0 else "right", overflow="fold")
     for row in rows:
         table.add_row(*row)
-    console = Console()
-    Console(width=None if console.is_terminal else 120).print(table, markup=False)
+    console = Console(emoji=False)
+    Console(emoji=False, width=None if console.is_terminal else 120).print(table, markup=False)
 
 
 PARITY_COLUMNS = ("stage: check", "rows", "max |Δ|", "mean |Δ|", "agree", "metric, %", "change", "worst", "")

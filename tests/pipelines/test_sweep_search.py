@@ -195,7 +195,7 @@ def test_a_search_from_the_command_line(project, out, compress):
     best = content["search"]["trials"][content["search"]["best"] - 1]
     assert best["score"] == max(trial["score"] for trial in content["search"]["trials"])
     settings = f"--set tune.files={best['values']['tune.files']} --set 'prune.text=\"{best['values']['prune.text']}\"'"
-    assert lines[-2] == f"Run it alone: compress run pipeline.yaml {settings}" and len(content["trials"]) == 3
+    assert lines[-2] == f"Run it alone: compress run {project} {settings} --out {out}" and len(content["trials"]) == 3
     assert f"Best of 3 trials: number {best['number']}, accuracy after prune {best['score']:.4f}." == lines[-3]
     assert content["over"] == {"tune.files": "1..40", "prune.text": ["x", "y"]} and content["comparisons"] == []
     assert next(line for line in lines if line.startswith("trial")).startswith("trial 1 of 3: 001_files-")
@@ -364,12 +364,16 @@ def test_the_command_sets_what_the_best_trial_has(project, monkeypatch):
     (run,) = plan.tried(1, values, load_pipeline(project, presets=plan.first))
     outcomes = {run.name: TrialOutcome({"end": {"score": 0.5}}, main="score")}
     overrides = ["prune.text=z"]
-    found = summarize_search(plan, [[run]], outcomes, "end", project, overrides)
+    found = summarize_search(plan, [[run]], outcomes, "end", project, overrides, Path("runs"))
     words = shlex.split(found.command)
     alone = load_pipeline(project, [words[place + 1] for place, word in enumerate(words) if word == "--set"])
     trial = load_pipeline(project, [*overrides, *run.settings], run.presets)
     assert (alone.stages, alone.task, alone.seed) == (trial.stages, trial.task, trial.seed)
-    assert [entry.config.files for entry in alone.stages if entry.id == "tune"] == [20]
+    assert [entry.config.files for entry in alone.stages if entry.id == "tune"] == [20] and "--out" not in words
+    elsewhere = summarize_search(plan, [[run]], outcomes, "end", project, ["model=/disk/m"], Path("/disk/runs"))
+    words = shlex.split(elsewhere.here)
+    assert words[2] == str(project) and "model=/disk/m" in words and words[-2:] == ["--out", "/disk/runs"]
+    assert "/disk" not in elsewhere.command and elsewhere.told(here=True)[1] == f"Run it alone: {elsewhere.here}"
 
 
 def test_data_of_a_folder_are_given_by_no_command(project, out, tmp_path):
@@ -393,6 +397,7 @@ def test_what_is_maximized_is_the_tasks_metric(project, out):
     ("options", "says"),
     [
         (["--search", "9", "--dry-run"], "E115 --dry-run: the trials of a search are chosen by the results of those before"),
+        (["--search", "9", "--over", "task.metric=f1,matthews"], "E115 --search: 'task.metric' decides what is measured"),
         (["--search", "0"], "E115 --search 0: a search has from 2 to 1,000 trials"),
         (["--search", "5000"], "E115 --search 5000: a search has from 2"),
         (["--search", "50", "--over", "tune.text=a,b"], "E115 --search 50: the keys have only 40 different settings"),

@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import pickle
 import signal
 import sys
 import time
@@ -19,8 +20,10 @@ from pipelines.sweeps.sweep import sweep
 from pipelines.sweeps.sweep_trials import SweepPlan
 from pipelines.sweeps.trial_board import TrialBoard
 from pipelines.sweeps.trial_events import TrialEvent
-from pipelines.sweeps.trial_run import TrialJob, TrialOutcome
-from pipelines.sweeps.worker_processes import in_processes
+from pipelines.sweeps.trial_run import TrialJob, TrialOutcome, console_of, named
+from pipelines.sweeps.worker_processes import _start, in_processes
+from pipelines.terminal.console_table import table
+from serving.client import Refusal
 from tests.pipelines.processes import start, wait
 
 
@@ -90,6 +93,15 @@ def test_ctrl_c_stops_a_worker_once(tmp_path):
     assert (tmp_path / "tidied").exists()
 
 
+def test_a_worker_that_starts_hears_no_ctrl_c(tmp_path):
+    """A traceback of each would stand on the terminal."""
+    worker = _start(1, toy)
+    os.kill(worker.process.pid, signal.SIGINT)
+    worker.connection.close()
+    worker.process.join(60)
+    assert worker.process.exitcode == 0
+
+
 @pytest.mark.slow
 def test_idle_workers_end_by_themselves(tmp_path):
     """Killed ones leave the semaphores of their progress bars, of which Python warned at the end of every sweep."""
@@ -97,6 +109,21 @@ def test_idle_workers_end_by_themselves(tmp_path):
     assert sum(event.kind == "ended" for event in events) == 2
     workers = {path.name.split("-")[1] for path in tmp_path.glob("[ab]-*")}
     assert workers == {path.name.split("-")[1] for path in tmp_path.glob("ended-*")}
+
+
+def test_an_error_that_is_made_from_something_else_keeps_its_code(tmp_path):
+    """A Triton's refusal, named after its trial, and sent by the process of a worker."""
+    refusal = Refusal("no memory", "reviews", wrong=False)
+    for error in (named(refusal, "rank-4"), pickle.loads(pickle.dumps(refusal))):
+        assert isinstance(error, UserError) and error.code == "E715" and "no memory" in error.what
+    assert named(refusal, "rank-4").where == "trial rank-4, reviews"
+
+
+def test_places_in_files_are_no_emoji(capsys):
+    said = []
+    console_of(said.append).print("p.yaml:100: stages", markup=False)
+    table(("place",), [["p.yaml:100: stages"]])
+    assert said == ["p.yaml:100: stages"] and "p.yaml:100: stages" in capsys.readouterr().out
 
 
 def test_the_table_of_what_runs_where(tmp_path):

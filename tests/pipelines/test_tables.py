@@ -190,6 +190,14 @@ def test_named_rows_in_a_grid_file(project, out, compress, tmp_path, monkeypatch
     assert compress("sweep", project, "--grid", tmp_path / "grid.yaml", "--out", out)[2].startswith("E120 ")
 
 
+def test_null_of_a_named_row_is_the_default(project):
+    """Also of what the file, or a row before, sets: a length may be given as epochs in one row, as steps in another."""
+    for rows in ([{"tune.files": None}], [{"tune.files": 5}, {"tune.files": None}]):
+        presets = [(f"row {number}", row) for number, row in enumerate(rows)]
+        (files,) = [entry.config.files for entry in load_pipeline(project, [], presets).stages if entry.id == "tune"]
+        assert files == 1
+
+
 SIZES = {"few": {"tune.files": 1}, "many": {"tune.files": 9}}
 COLUMNS = {"one": {"task.metric": "accuracy"}, "two": {"task.metric": "matthews"}}
 RUNS = {1: {"seed": 6, "trainings.learning_rate": 1e-4}, 2: {"seed": 7, "trainings.learning_rate": 3e-4}}
@@ -231,6 +239,9 @@ def summary_of(plan, folder, score, falls=lambda values: False):
         ),
         ({"file": {"a": {"task.train": "a.tsv"}, "b": {"task.train": "b.tsv"}}}, {"a/b"}),
         ({"size": ["few", "many"], "task.metric": ["f1", "ter"]}, {"few f1/many f1", "few ter/many ter"}),
+        ({"size": ["few", "many"], "task.target_length": [16, 64]}, {"few 16/many 16", "few 64/many 64"}),
+        ({"size": ["few", "many"], "tasks.a.decode.rows": [5, 9]}, {"few 5/many 5", "few 9/many 9"}),
+        ({"task.decode.beams": [1, 4]}, {"1/4"}),
     ],
 )
 def test_everything_but_tasks_is_compared(tmp_path, axes, compared):

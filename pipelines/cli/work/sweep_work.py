@@ -56,7 +56,7 @@ def sweep(
     if dry_run:
         _show_preview(preview_sweep(path, plan, overrides=settings, **options))
         return
-    console = None if runs is in_turn else Console()
+    console = None if runs is in_turn else Console(emoji=False)
     result = run_all(path, plan, overrides=settings, say=click.echo, console=console, engine=runs, **options)
     show(result)
 
@@ -101,7 +101,7 @@ def show(result: SweepResult) -> None:
     if result.comparisons:
         table(COMPARED, [row.cells() for row in result.comparisons])
     click.echo(result.counts)
-    for line in result.search.told() if result.search else ():
+    for line in result.search.told(here=True) if result.search else ():
         click.echo(line)
     click.echo(f"sweep: {near(result.folder / 'sweep.md')}, {near(result.folder / 'sweep.html')}")
     if result.failed:
