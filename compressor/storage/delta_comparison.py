@@ -17,7 +17,7 @@ from compressor.storage.layout import SECTIONS
 class Comparison:
     """Comparison of one matrix (or inserted module) in both files; None where a figure is undefined.
 
-    `jaccard` is |Ω ∩ Ω'| / |Ω ∪ Ω'| of the supports, or of the masks' ones if both mask a prototype.
+    `jaccard` is |Ω ∩ Ω'| / |Ω ∪ Ω'| of the supports, or of the masks' ones if both mask a prototype of the same shapes.
     """
 
     place: str
@@ -78,7 +78,7 @@ def _compare(place: str, mine: list[Change], other: list[Change], alike: bool) -
         return Comparison(place, kinds, norms, None, None, PRUNED_APART)
     if len({len(piece) for side in pieces for piece in side if not isinstance(piece, tuple)}) > 1:
         return Comparison(place, kinds, norms, None, None, SIZED_APART)
-    jaccard = _jaccard(_supports(mine), _supports(other))
+    jaccard = _jaccard(_support_of(mine), _support_of(other))
     if not all(norms):
         still = " and ".join(name for name, norm in zip("AB", norms, strict=True) if not norm)
         return Comparison(place, kinds, norms, None, jaccard, UNCHANGED.format(still))
@@ -112,15 +112,31 @@ def _sum(pieces: list[Tensor | tuple[Tensor, Tensor]], size: int) -> Tensor:
     return vector
 
 
-def _supports(changes: list[Change]) -> Tensor | None:
-    """The indices of all changes that have a support: flat, unique. None where every change is dense."""
-    supports = [support for change in changes if (support := change.support()) is not None]
-    return torch.cat(supports).unique() if supports else None
+Support = tuple[tuple, Tensor]
+"""What the indices of a support count, and these: flat, unique."""
 
 
-def _jaccard(mine: Tensor | None, other: Tensor | None) -> float | None:
-    if mine is None or other is None:
+def _support_of(changes: list[Change]) -> Support | None:
+    """The joined support of all changes that have one; None where none has, or not all index the same: the matrix, or the
+    masked tensors of one prototype."""
+    limited = [change for change in changes if change.support() is not None]
+    spaces = {(change.prototype_name, _masked(change)) for change in limited}
+    if len(spaces) != 1:
         return None
-    both = int(torch.isin(mine, other).sum())
-    union = len(mine) + len(other) - both
+    ((_, masked),) = spaces
+    return masked, torch.cat([change.support() for change in limited]).unique()
+
+
+def _masked(change: Change) -> tuple:
+    """(name, shape) of every tensor that its masks cover; empty without masks, where indices are of the matrix."""
+    tensors = change.to_tensors()
+    return tuple((name, tensor.shape) for name, tensor in tensors.items() if tensor.dtype == torch.bool)
+
+
+def _jaccard(mine: Support | None, other: Support | None) -> float | None:
+    if mine is None or other is None or mine[0] != other[0]:
+        return None
+    a, b = mine[1], other[1]
+    both = int(torch.isin(a, b).sum())
+    union = len(a) + len(b) - both
     return both / union if union else None

@@ -90,3 +90,29 @@ def test_comparison_of_masks_and_of_what_only_one_changes(tmp_path):
     lora = write(tuned(tiny("bert", torch.float32), "lora"), tmp_path / "c")
     alone = compare_deltas(delta_file.read(tmp_path / "a"), delta_file.read(lora))[0]
     assert alone.kinds == ("adapter", "-") and alone.norms[1] == 0 and alone.cosine is alone.jaccard is None
+
+
+def shared_lora(rank: int = 2, groups: tuple[str, ...] = ("1",)):
+    """A model with masked prototypes of A and B on query and value, one for each of `groups`."""
+    model = tiny("bert", torch.float32)
+    for group in groups:
+        apply(model, "propetl", replace(OPTIONS, shared="lora", rank=rank, group=group))
+    return model
+
+
+@pytest.mark.parametrize(
+    "other",
+    [lambda: shared_lora(3), *(lambda case=case: tuned(tiny("bert", torch.float32), case) for case in ("selective", "dsee"))],
+    ids=["rank 3", "selective", "dsee"],
+)
+def test_supports_of_different_entries_are_not_compared(other, tmp_path):
+    """Masks are over the entries of A and B, an Ω is over those of the matrix; of two ranks, A and B have other shapes."""
+    first, second = (delta_file.read(write(model, tmp_path / str(n))) for n, model in enumerate((shared_lora(), other())))
+    assert {row.jaccard for row in compare_deltas(first, second)} == {None}
+    assert {row.jaccard for one in (first, second) for row in compare_deltas(one, one)} == {1}
+
+
+def test_masks_over_two_prototypes_are_not_joined(tmp_path):
+    """As two trainings of one model leave them: an entry of one is none of the other."""
+    found = delta_file.read(write(shared_lora(groups=("1", "2")), tmp_path / "x"))
+    assert {row.jaccard for row in compare_deltas(found, found)} == {None}
