@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from compressor.compression import compression_of
 from compressor.deltas.kinds.low_rank import LowRank
@@ -241,6 +242,23 @@ def test_a_lora_trained_without_a_task_head(tmp_path):
 def test_other_kinds_of_lora_are_refused(options, tmp_path):
     their_lora(tmp_path, "bert", **options)
     assert next(iter(options)) in refused("E313", read_adapter, tmp_path)
+
+
+def test_an_adapter_on_a_tied_weight_is_refused(tmp_path):
+    """peft adds to the outputs of `lm_head` alone; a delta here is of its weight, and so of the embeddings."""
+
+    def decoder(tied: bool):
+        model = tiny("llama", auto=AutoModelForCausalLM, tie_word_embeddings=tied)
+        compression_of(model).head_parameters = frozenset()  # as a model has that is built from a folder
+        return model
+
+    config = peft.LoraConfig(r=2, target_modules=["q_proj", "lm_head"], task_type="CAUSAL_LM")
+    peft.get_peft_model(decoder(True), config).save_pretrained(tmp_path, save_embedding_layers=False)
+    tied, untied, adapter = decoder(True), decoder(False), read_adapter(tmp_path)
+    assert "the weight of lm_head in another layer" in refused("E313", attach_adapter, tied, adapter)
+    assert not any(chains(tied))
+    attach_adapter(untied, adapter)
+    assert "lm_head" in {path for path, _, _ in chains(untied)}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from transformers.pytorch_utils import Conv1D
 
 from compressor.deltas.kinds.low_rank import LowRank
 from compressor.deltas.kinds.sparse import Sparse
-from compressor.deltas.links import WHOLE, Place, attach
+from compressor.deltas.links import WHOLE, Place, attach, original, tied_owners
 from compressor.deltas.sources import PlainTensors
 from compressor.errors import UserError
 from compressor.models.hub import head_names
@@ -22,11 +22,14 @@ from compressor.storage.peft.read import AdapterFolder, unsupported
 def attach_adapter(model: nn.Module, adapter: AdapterFolder, group: str = "peft") -> None:
     """Attach a peft adapter to a live model, in place, with its task head if it has one; in the model's floating type.
 
-    Raises UserError E313 where the adapter does not fit the model.
+    Raises UserError E313 where the adapter does not fit the model, or changes a weight that another layer has, too.
     """
-    links = []
+    links, tied = [], tied_owners(model)
     for target in adapter.targets:
         owner = _layer(model, target, adapter.folder)
+        if id(original(owner)) in tied:  # peft changes this layer alone, and here both have one weight and one delta
+            what = f"the base has the weight of {target} in another layer, too"
+            raise UserError("E313", what, "Train the adapter without this layer", str(adapter.folder))
         made = _super_links(adapter, target, owner, group) if adapter.is_sparse else [_lora_link(adapter, target, owner, group)]
         links += [(owner, link) for link in made]
     labels = list(model.config.id2label.values())
