@@ -6,6 +6,7 @@ needs only another source.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -86,6 +87,13 @@ class Prototype(PlainTensors):
     def from_tensors(cls, name: str, tensors: Mapping[str, Tensor], **settings) -> Self:
         """Reverse of `settings` and `to_tensors`."""
         return cls(name, tensors, **settings)
+
+
+def unused_name(model: nn.Module, name: str) -> str:
+    """`name` for a prototype, with a number behind it if `model` has one of this name: files tell prototypes apart by name."""
+    taken = {module.name for module in model.modules() if isinstance(module, Prototype)}
+    names = itertools.chain([name], (f"{name}.{number}" for number in itertools.count(2)))
+    return next(free for free in names if free not in taken)
 
 
 class Network(nn.Module):

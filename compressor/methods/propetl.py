@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from compressor.compression import Tasks, compression_of
+from compressor.compression import compression_of
 from compressor.cost import ModelShape
 from compressor.errors import UserError
 from compressor.methods import Method, Options, adapter, prefix
@@ -25,13 +25,14 @@ if TYPE_CHECKING:
 
 
 class Prototypes:
-    """The prototypes of one model by name, created at first use, and the masks of `tasks` over each.
+    """The prototypes that one training adds to `model`, by name, created at first use, and the masks of its tasks over each.
 
     Without `share` every block has a prototype of its own.
     """
 
-    def __init__(self, options: Options, tasks: Tasks | None = None):
-        self.options, self.tasks, self.made, self.task_scores, self.views = options, tasks, {}, {}, 0
+    def __init__(self, model: nn.Module, options: Options):
+        self.model, self.options, self.tasks = model, options, compression_of(model).tasks
+        self.made, self.task_scores, self.views = {}, {}, 0
 
     def masked(self, name: str, tensors: dict[str, Tensor]) -> Masked:
         """The prototype called `name` behind a newly initialized mask. `tensors` initialize the prototype if it is new.
@@ -61,12 +62,12 @@ class Prototypes:
         return self._view("prefix", make, dict.fromkeys(("keys", "values"), (options.length, key.shape[0])))
 
     def _view(self, name: str, make: Callable[[str], Prototype], sizes: Mapping[str, tuple[int, ...]]) -> Masked:
-        from compressor.deltas.sources import Masked
+        from compressor.deltas.sources import Masked, unused_name
 
         name = name if self.options.share else f"{name}.{self.views}"
         self.views += 1
         if name not in self.made:
-            self.made[name] = make(f"{self.options.group}.{name}")
+            self.made[name] = make(unused_name(self.model, f"{self.options.group}.{name}"))
         prototype = self.made[name]
         if any(prototype.size(part) != size for part, size in sizes.items()):
             raise UserError("E407", f"the blocks' {name} differ in size: one prototype cannot serve all", "Use adapter or lora")
@@ -90,7 +91,7 @@ class Prototypes:
 
 def attach_prototypes(model: nn.Module, options: Options) -> None:
     """Attach the masked prototype to every block. Each of `modules` has its own prototype, as q and v in the paper."""
-    ATTACH[options.shared](model, options, Prototypes(options, compression_of(model).tasks))
+    ATTACH[options.shared](model, options, Prototypes(model, options))
 
 
 def _share_adapter(model: nn.Module, options: Options, prototypes: Prototypes) -> None:

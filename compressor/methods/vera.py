@@ -16,6 +16,7 @@ def attach_vera(model: nn.Module, options: Options) -> None:
     import torch
 
     from compressor.deltas.kinds.vera import Drawn, Vera
+    from compressor.deltas.sources import unused_name
     from compressor.models.anatomy import matrices_of
 
     seed = int(torch.randint(2**31, (), device="cpu"))
@@ -23,7 +24,7 @@ def attach_vera(model: nn.Module, options: Options) -> None:
     for matrix in matrices_of(model, options.modules):
         rows, columns = shape = tuple(matrix.original.shape)
         if shape not in drawn:
-            name = f"{options.group}.vera.{rows}x{columns}"
+            name = unused_name(model, f"{options.group}.vera.{rows}x{columns}")
             drawn[shape] = Drawn(name, options.group, seed=seed, rank=options.rank, out=rows, into=columns)
         matrix.attach(Vera.start(matrix.original, drawn[shape], options.group))
 

@@ -212,6 +212,16 @@ def test_a_second_method_begins_with_what_the_first_has_learned(first, second):
         assert torch.allclose(after, before, atol=1e-12)
 
 
+@pytest.mark.parametrize("case", ["vera", "propetl", "propetl-lora", "propetl-prefix", "propetl-only-mask"])
+def test_prototypes_of_one_group_are_stored_apart(case, tmp_path, monkeypatch):
+    """A method applied twice, on other matrices or beside the first one, draws prototypes of its own each time."""
+    model = tuned(tuned(tiny("bert", torch.float32), case), case, ("value",))
+    before = logits(model)
+    save_state(model, tmp_path, base="here", base_sha256="0", label_names=["a", "b", "c"])
+    monkeypatch.setattr("compressor.checkpoint.build", lambda *_: tiny("bert", torch.float32))
+    assert torch.equal(logits(load_state(tmp_path, tmp_path)), before)
+
+
 @pytest.mark.parametrize("case", ["prefix-reparametrized", "propetl-prefix", "mam"])
 def test_an_attention_without_heads_gets_no_prefix(case):
     """A search for a target may empty some: a recovery by prefixes is of the others."""
