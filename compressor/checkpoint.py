@@ -42,7 +42,7 @@ from compressor.models.hub import (
 from compressor.models.row_file import row_entry, row_in, use_stored_row
 from compressor.pruning.sizes import per_layer_configs
 from compressor.pruning.surgery import kept_of, restore_kept
-from compressor.storage.changes import describe_changes, restore, restore_masks
+from compressor.storage.changes import describe_changes, match_type, restore, restore_masks
 from compressor.storage.live import remember
 from compressor.tasks.task_kind import set_problem_type
 from compressor.text_files import from_home
@@ -96,26 +96,29 @@ def _plain_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_state(folder: Path, base_folder: Path, *, changes: bool = True, seed: int = 0) -> nn.Module:
-    """Rebuild the model that `save_state` stored, chains attached, in eval mode. Raises UserError E305 if it is damaged.
+    """Rebuild the model that `save_state` stored, chains attached, in its floating-point type, in eval mode. Raises
+    UserError E305 if it is damaged.
 
     With `changes=False`: the pretrained base in the same pruned shapes and under the same masks, without deltas or tuned
     weights. torch's random state is afterwards set from `seed`.
     """
     description = read_description(folder)
+    head, tensors = (_read_tensors(folder / f"{name}.safetensors") for name in ("head", "changes"))
+    weights = _read_tensors(folder / "weights.safetensors") if changes and description["weights_moved"] else {}
     model = build(base_folder, description["labels"], seed, description["auto_class"])
+    match_type(model, {**weights, **head, **tensors})
     set_problem_type(model.config, description.get("kind", ""))
     with door("E305", "the state", str(folder)), reading_by_library(f"has a {STATE_FILE} that does not fit its base", DAMAGED):
         with _sizes_damaged():
             restore_kept(model, description["kept"])
         if not changes:
-            restore_masks(model, description["changes"], _read_tensors(folder / "changes.safetensors"))
+            restore_masks(model, description["changes"], tensors)
             return model
-    _load_strictly(model, _read_tensors(folder / "head.safetensors"), set(head_names(model)), folder)
+    _load_strictly(model, head, set(head_names(model)), folder)
     if description["weights_moved"]:
-        body = set(_plain_weights(model)) - head_names(model)
-        _load_strictly(model, _read_tensors(folder / "weights.safetensors"), body, folder)
+        _load_strictly(model, weights, set(_plain_weights(model)) - head_names(model), folder)
         compression_of(model).weights_moved = True
-    _restore_strictly(model, description["changes"], _read_tensors(folder / "changes.safetensors"), folder)
+    _restore_strictly(model, description["changes"], tensors, folder)
     return model.eval()
 
 
@@ -196,23 +199,30 @@ def save_checkpoint(model: nn.Module, folder: Path, tokenizer_folder: Path) -> N
     A pruned model's config.json has a model type of its own (compressor.models.auto) and carries `per_layer_config` with the
     head count and FFN width of every block, so a stock `from_pretrained` fails loudly instead of loading something else.
     Adapters and prefixes, which cannot be merged, are described in inserts.json; all tensors are then in a file that no
-    `from_pretrained` finds. Raises UserError E303 where there is no `tokenizer_folder`.
+    `from_pretrained` finds. A checkpoint that `folder` has is replaced. Raises UserError E303 where there is no
+    `tokenizer_folder`; ValueError for a model with chains, and for the folder of a state, which `load` would read instead.
     """
     folder, tokenizer_folder = Path(folder), Path(tokenizer_folder)
     if tokenizer_folder != folder and not tokenizer_folder.is_dir():
         raise UserError("E303", "no such folder", "Give the folder of the tokenizer", str(tokenizer_folder))
     if any(chains(model)):
         raise ValueError("merge the model before saving a checkpoint")
+    if (folder / STATE_FILE).exists():
+        raise ValueError(f"{folder} has a {STATE_FILE}: save the checkpoint into another folder")
     folder.mkdir(parents=True, exist_ok=True)
     changes, inserted = describe_changes(model)
     weights_file = WITH_INSERTS if inserted else WEIGHTS
     save_file({**_plain_weights(model), **inserted}, folder / weights_file, metadata={"format": "pt"})
     if inserted:
         (folder / INSERTS_FILE).write_text(json.dumps(changes, indent=1, sort_keys=True) + "\n")
+    for name in (WEIGHTS,) if inserted else (WITH_INSERTS, INSERTS_FILE):  # of a checkpoint that this one replaces
+        (folder / name).unlink(missing_ok=True)
     write_config(model, folder)
-    for name in (*TOKENIZER_FILES, GENERATION):
-        if (tokenizer_folder / name).is_file():
-            shutil.copyfile(tokenizer_folder / name, folder / name)
+    if not tokenizer_folder.samefile(folder):
+        (folder / GENERATION).unlink(missing_ok=True)
+        for name in (*TOKENIZER_FILES, GENERATION):
+            if (tokenizer_folder / name).is_file():
+                shutil.copyfile(tokenizer_folder / name, folder / name)
 
 
 def write_config(model: nn.Module, folder: Path) -> None:

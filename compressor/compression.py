@@ -58,7 +58,8 @@ class Compression:
     kept: Kept = field(default_factory=dict)
     """Indices that pruning kept."""
     weights_moved: bool = False
-    """The pretrained weights themselves were (or are about to be) trained, so that a state must hold them."""
+    """The pretrained weights themselves were (or are about to be) trained, or deltas were merged into them: a state must hold
+    them."""
     head_parameters: frozenset[str] | None = None
     """Names of the task head's parameters; None for a model that was not built here."""
     head_origin: str | None = None

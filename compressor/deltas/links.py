@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from compressor.compression import compression_of
 from compressor.deltas.sources import PlainTensors, Shared, TensorSource
 
 
@@ -351,7 +352,8 @@ def plain_name(name: str) -> str | None:
 
 def merge_all(model: nn.Module) -> nn.Module:
     """Merge every chain of `model` in place and return it; tied parameters stay tied. Inserted modules stay: they cannot be
-    merged."""
+    merged. Its base weights then count as moved: a state stores them."""
+    _record_merge(model, model)
     tied = tied_owners(model)
     groups = [uses for uses in tied.values() if chain(*uses[0])]
     for _, layer, name in list(chains(model)):
@@ -360,6 +362,12 @@ def merge_all(model: nn.Module) -> nn.Module:
         for owner, name in others:
             setattr(owner, name, getattr(first, tensor))
     return model
+
+
+def _record_merge(model: nn.Module, merged: nn.Module) -> None:
+    """Record on `merged` that its base weights are others, if `model` has a chain on one of them."""
+    if any(plain_name(f"{path}.{name}") for path, _, name in chains(model)):
+        compression_of(merged).weights_moved = True
 
 
 @torch.no_grad()
@@ -381,4 +389,5 @@ def merged_copy(model: nn.Module) -> nn.Module:
             if before not in merged:
                 merged[before] = nn.Parameter(getattr(source, name).detach().clone())
             layer.register_parameter(name, merged[before])
+    _record_merge(model, result)
     return result.train(model.training)

@@ -154,6 +154,16 @@ def rebuild(settings: dict, tensors: Tensors, prototypes: Mapping[str, Shared]) 
     return change
 
 
+def match_type(model: nn.Module, tensors: Tensors) -> nn.Module:
+    """Convert the parameters of `model`, in place, to the floating-point type of `tensors`, which were trained on a base of it;
+    they stay where there is none, or several. Buffers, such as rotary frequencies, stay as in transformers' own loading."""
+    types = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
+    if len(types) == 1:
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(*types)
+    return model
+
+
 def restore(model: nn.Module, description: dict, tensors: Tensors) -> None:
     """Attach and insert everything that `describe` recorded, in place. Raises KeyError where a tensor is missing, ValueError
     if one has another size or type."""

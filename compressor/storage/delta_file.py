@@ -63,6 +63,8 @@ class DeltaFile:
     """The kind of task, where the task head does not tell it."""
     shared: DeltaFile | None = None
     """The file in the same folder with what this task shares with others."""
+    tasks: Sequence[str] = ()
+    """In such a shared file the names of the tasks; empty in one of an earlier version."""
 
     @property
     def changes(self) -> dict[str, Any]:
@@ -144,7 +146,7 @@ def changes_of(model: nn.Module) -> tuple[dict, dict[str, Tensor]]:
     """`storage.describe`; raises UserError E312 where a delta file cannot represent what was done to the model."""
     fix = "Store its state, or merge it to a checkpoint"
     if compression_of(model).weights_moved:
-        raise UserError("E312", "full tuning changed the base's own weights: there is no delta to store", fix)
+        raise UserError("E312", "full tuning or a merge changed the base's own weights: there is no delta to store", fix)
     changes, tensors = describe_changes(model)
     if not tensors:
         raise UserError("E312", "nothing was added to this model (or it was merged)", "Tune it first")
@@ -271,6 +273,7 @@ def _parse(text: str, flat: dict[str, Tensor], place: str, alone: bool) -> Delta
         auto_class=auto_class,
         kind=description.get("kind", ""),
         shared=_read_shared(description["shared"], place) if "shared" in description else None,
+        tasks=description.get("tasks", ()),
     )
 
 

@@ -105,6 +105,7 @@ class _Description(_Part):
     changes: _Layout
     head: Shapes | None
     shared: _Shared | None = None
+    tasks: Annotated[list[Name], Field(max_length=10_000)] = []
 
 
 def check(description: Mapping[str, Any]) -> None:

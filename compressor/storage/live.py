@@ -16,8 +16,9 @@ from compressor.deltas.links import chains, detach, plain_name
 from compressor.errors import UserError
 from compressor.models.hub import DRAWN_HEADS, GENERATIVE, Reference, auto_class_of, build, head_names, name_outputs, resolve
 from compressor.pruning.surgery import kept_of, restore_kept
-from compressor.storage.changes import restore
+from compressor.storage.changes import match_type, restore
 from compressor.storage.delta_file import DAMAGED, DeltaFile, buffer_of, read
+from compressor.storage.task_files import SHARED
 from compressor.tasks.task_kind import set_problem_type
 
 
@@ -118,7 +119,9 @@ def apply(model: nn.Module, path: Path | str) -> nn.Module:
 
 
 def _check_task(delta: DeltaFile, path: Path | str) -> None:
-    if not delta.labels and delta.auto_class not in GENERATIVE:
+    # a task that generates has no labels either, but an empty head; files of earlier versions do not name their tasks
+    unnamed = not delta.labels and (delta.auto_class not in GENERATIVE or (delta.head is None and Path(path).name == SHARED))
+    if delta.tasks or unnamed:
         raise UserError(
             "E316",
             "this is the file that the tasks share, not one of the tasks",
@@ -133,9 +136,10 @@ def _other_base(reference: str, delta: DeltaFile) -> UserError:
 
 
 def _check_type(model: nn.Module, delta: DeltaFile, path: Path | str) -> None:
-    kinds = {tensor.dtype for tensor in delta.tensors.values() if tensor.is_floating_point()}
-    if not kinds <= {model.dtype}:
-        what = f"the delta is {str(*kinds).removeprefix('torch.')}, the live model {str(model.dtype).removeprefix('torch.')}"
+    tensors, own = delta.tensors.values(), str(model.dtype).removeprefix("torch.")
+    types = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors if tensor.is_floating_point()}
+    if not types <= {own}:
+        what = f"the delta is {' and '.join(sorted(types))}, the model {own}"
         raise UserError("E311", what, "Convert the model to the delta's type", str(path))
 
 
@@ -168,11 +172,12 @@ def load(base: nn.Module | Path | str | None, path: Path | str) -> nn.Module:
 
 
 def load_on(delta: DeltaFile, base: Path | str | None, path: Path | str, *, answers: bool = True) -> nn.Module:
-    """The model of a delta that is already read, built from a folder or a hub id. Raises as `load`; with `answers` false it may
-    be without a task head, for its weights alone."""
+    """The model of a delta that is already read, built from a folder or a hub id, in the type of the delta's numbers. Raises as
+    `load`; with `answers` false it may be without a task head, for its weights alone."""
     _check_task(delta, path)
     resolved = base_of(delta, base)
-    model = build(resolved.folder, delta.labels, auto_class=delta.auto_class)
+    model = match_type(build(resolved.folder, delta.labels, auto_class=delta.auto_class), delta.tensors)
+    _check_type(model, delta, path)
     try:
         restore_kept(model, delta.kept)
     except DAMAGED as error:

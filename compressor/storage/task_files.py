@@ -32,7 +32,8 @@ def write_tasks(
     facts = {"base": base, "base_sha256": base_sha256, **class_facts(model)}
     changes, tensors = changes_of(model)
     common, masks = {section: entries for section, entries in changes.items() if section != "tasks"}, "tasks" in changes
-    sha256 = save(folder / SHARED, {**facts, "labels": []}, common, _of_tasks(tensors, False), None)
+    shared_facts = {**facts, "labels": [], "tasks": list(label_names)}
+    sha256 = save(folder / SHARED, shared_facts, common, _of_tasks(tensors, False), None)
     nothing = {section: {} for section in ("prototypes", *SECTIONS)}
     paths, tasks = {}, compression_of(model).tasks
     for name, labels in label_names.items():

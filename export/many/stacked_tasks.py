@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from compressor.arguments import NAME_PATTERN
@@ -160,6 +161,9 @@ def _differs(delta: DeltaFile, first: DeltaFile) -> str:
         return "it has no task head, and tasks of one model have one each"
     if not delta.labels:
         return "this is the file that tasks share, not one of the tasks"
+    types = {tensor.dtype for tensor in delta.tensors.values() if tensor.is_floating_point()}
+    if others := types - {torch.float32}:
+        return f"its numbers are {str(others.pop()).removeprefix('torch.')}, those of a stacked file float32"
     if delta.base_sha256 != first.base_sha256:
         return f"its base '{delta.base}' is not that of the first file, '{first.base}'"
     if delta.kept != first.kept:

@@ -6,11 +6,12 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 import compressor
-from compressor.checkpoint import save_checkpoint, save_state
+from compressor.checkpoint import INSERTS_FILE, WITH_INSERTS, save_checkpoint, save_state
 from compressor.compression import compression_of
 from compressor.errors import UserError
 from compressor.methods import Options, apply, trainable_counts
 from compressor.models.anatomy import matrices_of
+from compressor.models.files.model_folder import GENERATION
 from compressor.models.hub import build, resolve
 from compressor.pruning.scores import loss_scores, weight_scores
 from compressor.pruning.surgery import Removal, kept_of, remove
@@ -20,9 +21,9 @@ from compressor.tasks.features import predict, torch_forward
 from compressor.training.schedule import Schedule
 from compressor.training.trainer import train
 from compressor.training.training_rows import TrainingRows
-from tests.compressor.conftest import encoding, tiny, tuned
+from tests.compressor.conftest import encoding, logits, tiny, tuned
 from tests.compressor.training_parts import rows_of
-from tests.tiny import write_model
+from tests.tiny import write_model, write_tokenizer
 
 LABELS = ["a", "b", "c"]
 
@@ -155,6 +156,27 @@ def test_a_checkpoint_without_its_tokenizer_is_not_written(tmp_path):
     with pytest.raises(UserError, match=r"E303 .*no such folder"):
         save_checkpoint(tiny("bert", torch.float32), tmp_path / "out", tmp_path / "words")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_checkpoint_replaces_the_one_in_its_folder(tmp_path):
+    """Also one of another kind, and beside the tokenizer; not the state of a training."""
+    plain, inserted, out = tiny("bert", torch.float32), tuned(tiny("bert", torch.float32), "adapter"), tmp_path / "out"
+    for name in ("words", "generating"):
+        write_tokenizer(tmp_path / name, "bert")
+    (tmp_path / "generating" / GENERATION).write_text("{}")
+    for model, words in ((inserted, "generating"), (plain, "words"), (inserted, "words")):
+        save_checkpoint(model, out, tmp_path / words)
+        assert torch.equal(logits(compressor.load(out)), logits(model))
+        assert (out / GENERATION).exists() == (words == "generating")
+    for model, expected in ((compressor.load(out), inserted), (plain, plain)):
+        save_checkpoint(model, out, out)
+        assert torch.equal(logits(compressor.load(out)), logits(expected))
+        assert (out / "tokenizer.json").read_bytes() == (tmp_path / "words" / "tokenizer.json").read_bytes()
+    assert {path.name for path in out.iterdir()}.isdisjoint({WITH_INSERTS, INSERTS_FILE})
+    facts = {"base": "here", "base_sha256": "0", "label_names": LABELS}
+    save_state(tuned(tiny("bert", torch.float32), "lora"), tmp_path / "state", **facts)
+    with pytest.raises(ValueError, match="another folder"):
+        save_checkpoint(plain, tmp_path / "state", tmp_path / "words")
 
 
 def test_a_delta_without_a_head_does_not_answer_by_a_random_one(tmp_path):

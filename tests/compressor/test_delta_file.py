@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 import compressor
+from compressor.checkpoint import save_state
 from compressor.compression import compression_of
 from compressor.deltas.links import merge_all
 from compressor.methods import Options, apply, trainable_counts
 from compressor.models.anatomy import matrices_of
+from compressor.models.hub import build, resolve
 from compressor.models.modules import MODULES
 from compressor.pruning.surgery import Removal, kept_of, remove
 from compressor.storage import bits, delta_file
@@ -281,8 +283,6 @@ def test_load_takes_one_base():
 
 def test_from_a_folder_pruned_and_all(tmp_path):
     """A delta that names its base and what pruning left; live switching between two tasks of one pruned shape."""
-    from compressor.models.hub import build, resolve
-
     found = resolve(str(write_model(tmp_path / "base")))
     kept, paths, expected = [], [], []
     for seed, method in enumerate(("dsee", "lora")):
@@ -308,9 +308,6 @@ def forward(model) -> torch.Tensor:
 
 
 def test_a_loaded_state_can_switch_to_a_delta(tmp_path):
-    from compressor.checkpoint import save_state
-    from compressor.models.hub import build, resolve
-
     found = resolve(str(write_model(tmp_path / "base")))
     task = tuned(build(found.folder, LABELS), "lora")
     save_state(task, tmp_path / "state", base=found.reference, base_sha256=found.sha256, label_names=LABELS)
@@ -319,3 +316,24 @@ def test_a_loaded_state_can_switch_to_a_delta(tmp_path):
     model = compressor.load(tmp_path / "state")
     assert torch.equal(forward(model), forward(task))
     assert torch.equal(forward(compressor.load(model, delta=tmp_path / "x")), forward(other))
+
+
+@pytest.mark.parametrize(
+    ("method", "dtype"),
+    [(method, torch.float64) for method in ("lora", "dsee", "adapter", "prefix", "propetl", "vera", "full")]
+    + [(method, dtype) for method in ("lora", "adapter") for dtype in (torch.bfloat16, torch.float16)],
+    ids=str,
+)
+def test_numbers_of_every_type_come_back_on_a_folder(method, dtype, tmp_path):
+    """The base gets the type that it had when it was tuned, for a delta file and for a state."""
+    found = resolve(str(write_model(tmp_path / "base")))
+    model = tuned(build(found.folder, LABELS).to(dtype), method)
+    facts = {"base": found.reference, "base_sha256": found.sha256, "label_names": LABELS}
+    save_state(model, tmp_path / "state", **facts)
+    loaded = [compressor.load(tmp_path / "state")]
+    if method != "full":
+        delta_file.write(model, tmp_path / "delta", **facts)
+        loaded.append(compressor.load(delta=tmp_path / "delta"))
+    for again in loaded:
+        assert {parameter.dtype for parameter in again.parameters()} == {dtype}
+        assert torch.equal(forward(again), forward(model))

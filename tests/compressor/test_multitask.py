@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoConfig, AutoModelForSequenceClassification
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 import compressor
 from compressor.compression import Tasks, compression_of
@@ -26,7 +26,7 @@ from compressor.training.moved_weights import as_deltas, trained_weights
 from compressor.training.multitask import TaskSampler, join_heads, probabilities, trained_parts
 from compressor.training.schedule import Schedule
 from compressor.training.trainer import train
-from tests.compressor.conftest import APPLIES, encoding, logits, tiny
+from tests.compressor.conftest import APPLIES, OPTIONS, encoding, logits, tiny
 from tests.compressor.delta_parts import bits_of, refused
 from tests.compressor.training_parts import CLASSES, many, many_in_one_process, mixture
 
@@ -349,6 +349,26 @@ def test_the_shared_file_must_be_there_and_be_the_one(tmp_path):
     refused("E310", compressor.load, live, delta=paths["a"])
     assert all(torch.equal(tensor, bare[name]) for name, tensor in bits_of(live).items()) and torch.equal(logits(live), before)
     refused("E306", compressor.load, remember(tiny("bert", torch.float32), "here", "1"), delta=other["a"])
+
+
+def test_what_tasks_that_generate_share_is_none_of_them(tmp_path):
+    """None of their files has labels: the shared one names the tasks; of an earlier version it is told by its own name."""
+
+    def decoder():
+        return tiny("gpt2", torch.float32, auto=AutoModelForCausalLM)
+
+    model, live = join_heads((name, decoder()) for name in "ab"), remember(decoder(), "here", "0")
+    apply(model, "lora", OPTIONS)
+    paths = write_tasks(model, tmp_path, base="here", base_sha256="0", label_names={"a": [], "b": []})
+    assert torch.equal(logits(compressor.load(live, delta=paths["a"])), logits(model))
+    shared = delta_file.read(tmp_path / SHARED)
+    assert shared.tasks == ["a", "b"] and not delta_file.read(paths["a"]).tasks
+    (tmp_path / "x.safetensors").write_bytes((tmp_path / SHARED).read_bytes())
+    facts = {"base": "here", "base_sha256": "0", "labels": [], "auto_class": shared.auto_class}
+    (tmp_path / "earlier").mkdir()
+    delta_file.save(tmp_path / "earlier" / SHARED, facts, shared.changes, shared.tensors, None)
+    for path in (tmp_path / SHARED, tmp_path / "x.safetensors", tmp_path / "earlier" / SHARED):
+        assert "not one of the tasks" in refused("E316", compressor.load, live, delta=path)
 
 
 def test_two_tasks_of_one_training_compare_by_their_joined_masks(tmp_path):

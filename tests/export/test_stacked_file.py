@@ -105,15 +105,14 @@ def test_files_that_do_not_belong_together_are_refused(base, tmp_path):
     bare = write_task(base, tmp_path / "bare.safetensors", "lora", LABELS[0], head=False)
     with pytest.raises(UserError, match=r"E775 .*bare.safetensors: it has no task head"):
         stack_files([first, bare], tmp_path / "out")
+    wide = remember(build(base.folder, LABELS[0]), base.reference, base.sha256).double()
+    names = {"base": base.reference, "base_sha256": base.sha256, "label_names": LABELS[0]}
+    delta_file.write(tuned(wide, "lora"), tmp_path / "wide.safetensors", **names)
+    with pytest.raises(UserError, match=r"E775 .*wide.safetensors: its numbers are float64, those of a stacked file float32"):
+        stack_files([first, tmp_path / "wide.safetensors"], tmp_path / "out")
     pruned = remember(build(base.folder, LABELS[0]), base.reference, base.sha256)
     remove(pruned, {0: Removal(heads=[1])})
-    delta_file.write(
-        tuned(pruned, "lora"),
-        tmp_path / "cut.safetensors",
-        base=base.reference,
-        base_sha256=base.sha256,
-        label_names=LABELS[0],
-    )
+    delta_file.write(tuned(pruned, "lora"), tmp_path / "cut.safetensors", **names)
     with pytest.raises(UserError, match=r"E775 .*cut.safetensors: its base is pruned otherwise"):
         stack_files([first, tmp_path / "cut.safetensors"], tmp_path / "out")
     prefix = write_task(base, tmp_path / "prefix.safetensors", "prefix", LABELS[0])

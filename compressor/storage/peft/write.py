@@ -99,7 +99,7 @@ def write_peft(model: nn.Module, folder: Path | str, *, base: str, head: bool = 
 
 def _changed_layers(model: nn.Module) -> list[_Changed]:
     if kept_of(model) or compression_of(model).weights_moved:
-        raise _unheld("a pruned base" if kept_of(model) else "a base that full tuning changed")
+        raise _unheld("a pruned base" if kept_of(model) else "a base that full tuning or a merge changed")
     if has_inserts(model):
         raise _unheld("adapters and prefixes")
     result = []
