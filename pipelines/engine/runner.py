@@ -123,9 +123,15 @@ def _look_ahead(run: Run, *, damaged_is_missing: bool) -> list[Artifact]:
     return reusable
 
 
+class _RunConsole(Console):
+    def on_broken_pipe(self) -> None:
+        """Nobody reads any more, as behind `| head`: the run goes on, and its run.json tells how it ended."""
+        self.quiet = True
+
+
 def _console() -> Console:
     stream = real_stdout()
-    return Console(emoji=False, file=stream, width=None if stream.isatty() else 120)
+    return _RunConsole(emoji=False, file=stream, width=None if stream.isatty() else 120)
 
 
 def _execute(run: Run, console: Console) -> RunResult:

@@ -1,11 +1,13 @@
 """The command line as a user meets it: what it prints, and how it ends."""
 
+import io
 import json
 import subprocess
 import sys
 
 import pytest
 
+from pipelines.engine.runner import _RunConsole
 from tests.pipelines import toys
 
 LAZY = """
@@ -184,6 +186,21 @@ def test_a_reader_that_leaves_is_no_error(tmp_path):
     command = f"{sys.executable} -m pipelines.cli list methods --json | head -1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert (done.stdout.strip(), done.stderr) == ("[", "")
+
+
+class Closed(io.StringIO):
+    """A pipe whose reader has gone."""
+
+    def write(self, text):
+        raise BrokenPipeError
+
+
+def test_a_run_goes_on_where_nobody_reads():
+    """compress run quickstart | head -1"""
+    console = _RunConsole(file=Closed())
+    console.print("[1/2] tune")
+    console.print("[2/2] merge")
+    assert console.quiet
 
 
 # a process that was started in the background ignores SIGINT, and so do its children
