@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import secrets
@@ -93,7 +94,7 @@ class EmbeddedServer:
 
         Raises UserError E701 to E704 (environment), E705 (port), E706 (repository), E724 (a model contains its own
         code), E739 (too little shared memory), E707 (a model does not load), E708 (not ready in time), E709 (the server died),
-        E742 (the guard did not start), E710 (the server's record for clients cannot be written).
+        E742 (the guard did not start), E710 (its log, or its record for clients, cannot be written).
         """
         bundle, models = find_bundle(), models_to_load(self.repository, self.models, required=self.token is None)
         shared_memory.remove_left_overs()
@@ -104,9 +105,7 @@ class EmbeddedServer:
             self._claim = shared_memory.claim(self.stage)
             stage_backends(bundle, self.stage / "backends")
             self._link(models)
-            self.log_path.parent.mkdir(parents=True, exist_ok=True)
-            self.log_path.touch(0o600)  # other users read neither the log nor, below, the shared memory
-            self.log_path.write_bytes(b"")
+            self._empty_log()
             self._start_guard()
             self._find_port_and_start(bundle)
             self._announce()
@@ -127,6 +126,17 @@ class EmbeddedServer:
         for port in ports:
             running.withdraw(port)
         self._announced = self._announced - ports
+
+    def _empty_log(self) -> None:
+        try:
+            self.log_path.parent.mkdir(parents=True, exist_ok=True)
+            self.log_path.touch(0o600)  # other users read neither the log nor, below, the shared memory
+            self.log_path.write_bytes(b"")
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise
+            what = f"the server's log cannot be written ({error.strerror})"
+            raise UserError("E710", what, "Set XDG_CACHE_HOME to a folder you can write", str(self.log_path)) from error
 
     def _listen(self) -> None:
         """Listen on the ports of HTTP and metrics, which stay open through restarts, and choose that of gRPC."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +45,9 @@ def find_repository(run: Path, *, empty: bool = False) -> Served:
     artifact = finished.verify(stage)
     text = (finished.lock.get("task") or {}).get("text")
     pairs = isinstance(text, list) and len(text) == 2
-    return Served(artifact.folder / "repository", run / "logs", pairs, finished.outdated, run)
+    logs = run / "logs"
+    writable = os.access(logs if logs.exists() else run, os.W_OK)  # a run may be another user's, or on a read-only disk
+    return Served(artifact.folder / "repository", logs if writable else log_folder(), pairs, finished.outdated, run)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """A run that fails leaves an account that can be shown, and what the last good run made; readers are told which is which."""
 
 import json
+import os
 import random
 from pathlib import Path
 
@@ -14,10 +15,11 @@ from pipelines.engine.runner import run_pipeline
 from pipelines.engine.store import Locked, Store, shared_lock
 from pipelines.file.config import load_pipeline
 from pipelines.runs.finished import FinishedRun, open_run
-from pipelines.runs.served import repository_in_use
+from pipelines.runs.served import find_repository, repository_in_use
 from pipelines.runs.verify import verify
 from pipelines.sweeps.sweep import sweep
 from pipelines.sweeps.sweep_trials import SweepPlan
+from serving.running import log_folder
 from tests.pipelines import toys
 from tests.pipelines.toys import tree
 
@@ -291,6 +293,10 @@ def test_what_is_served_or_deployed_is_not_replaced_while_it_is_read(project, ou
         with run.store.making(row["stage"], row["fingerprint"], lambda pid: None) as work:
             run.store.publish(work, row["stage"], row["fingerprint"], row["kind"], {})
 
+    with monkeypatch.context() as patch, repository_in_use(run.folder) as served:
+        assert served.logs == run.folder / "logs"
+        patch.setattr(os, "access", lambda path, mode: False)  # another user's run, or on a read-only disk
+        assert find_repository(run.folder).logs == log_folder()
     with repository_in_use(run.folder) as served:
         assert served.run == run.folder
         with pytest.raises(Locked):

@@ -224,6 +224,13 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("triton")
+def test_a_log_that_cannot_be_written_is_named(repository, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"E710 .*the server's log cannot be written .*Set XDG_CACHE_HOME"):
+        EmbeddedServer(repository, log_path=tmp_path / "file" / "log").start()
+
+
+@pytest.mark.usefixtures("triton")
 def test_an_environment_that_cannot_run_the_stub_is_refused(repository, tmp_path, monkeypatch):
     embedded = EmbeddedServer(repository, log_path=tmp_path / "log")
     with monkeypatch.context() as patch, pytest.raises(UserError, match=r"E702 .*no stub for Python 3\.7.* 3\.11, 3\.12"):
