@@ -35,7 +35,9 @@ def packages(versions: Mapping[str, str | None], probes: Mapping[str, Probe]) ->
             "triton" if name == "nvidia-pytriton" else "openvino" if name in EXTRA else "cpu" if name == "onnxruntime" else ""
         )
         again = f"pip install '{PROJECT}[{extra}]'" if extra else f"pip install '{name}{ranges.get(name, '')}'"
-        installed = versions[name]
+        installed, real = versions[name], (versions[name] or name).split(" ")[0]
+        if real != name:  # another distribution of the same package: both would overwrite each other
+            again = f"pip install '{PROJECT}[gpu]'"
         if installed is None:
             missing = "not installed" if needed else "not installed: no OpenVINO, whose int8 is the fastest on most processors"
             yield Finding(name, FAULT if needed else OK, missing, again if needed else "")
@@ -45,7 +47,7 @@ def packages(versions: Mapping[str, str | None], probes: Mapping[str, Probe]) ->
         allowed = ranges.get(name)
         if error:
             yield Finding(
-                name, FAULT if needed else WARNING, f"{shown}: {error}", f"pip install --force-reinstall {name}=={version}"
+                name, FAULT if needed else WARNING, f"{shown}: {error}", f"pip install --force-reinstall {real}=={version}"
             )
         elif allowed and not fits(version, allowed):
             yield Finding(name, FAULT if needed else WARNING, f"{shown}, where {allowed} is needed", again)

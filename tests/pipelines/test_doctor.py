@@ -71,6 +71,16 @@ def test_broken_packages_are_findings_with_their_fix(shims):
     assert found["nncf"]["status"] == WARNING  # OpenVINO is an extra
 
 
+def test_a_package_under_another_name_is_mended_under_that(monkeypatch):
+    """Else both would be installed, and overwrite each other."""
+    for version, error in (("1.1.0", ""), ("1.31.1", "ImportError: libcublas")):
+        monkeypatch.setattr(packages, "required", lambda: {"onnxruntime": ">=1.20"})
+        probes = {"onnxruntime": Probe({}, error)} if error else {}
+        (found,) = packages.packages({"onnxruntime": f"onnxruntime-gpu {version}"}, probes)
+        wanted = "--force-reinstall onnxruntime-gpu==1.31.1" if error else "'compress-pipeline[gpu]'"
+        assert found.status == FAULT and wanted in found.fix
+
+
 def test_packages_may_print_and_must_give_their_facts(shims, monkeypatch):
     (shims / "torch.py").open("a").write("import atexit\nprint('facts of torch')\natexit.register(print, 'profile', '{}')\n")
     (shims / "onnx.py").write_text("import os; os._exit(0)")
