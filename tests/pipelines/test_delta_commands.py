@@ -78,6 +78,8 @@ def test_apply_writes_the_merged_model(compress, base, file, tmp_path, capfd):
     assert (out / "tokenizer.json").is_file()
     code, _, error = compress("delta", "apply", file, "--out", out)
     assert (code, error.splitlines()[-1][:4]) == (2, "E801")
+    code, _, error = compress("delta", "apply", file, "--out", file / "merged")
+    assert code == 2 and error.splitlines()[-1].startswith(f"E801 '{file}' is no folder")
     other = write_model(tmp_path / "other", "mpnet")
     code, _, error = compress("delta", "apply", file, "--base", other, "--out", tmp_path / "no")
     assert (code, error.splitlines()[-1][:4], (tmp_path / "no").exists()) == (2, "E306", False)
@@ -263,3 +265,4 @@ def test_stack(compress, base, file, tmp_path):
     assert compress("delta", "stack", file, "--out", out)[2].splitlines()[-1][:4] == "E620"
     code, _, error = compress("delta", "stack", file, file, "--out", tmp_path / "no")
     assert (code, error.splitlines()[-1][:4], (tmp_path / "no").exists()) == (2, "E777", False)
+    assert compress("delta", "stack", file, "--out", tmp_path / "no", "--max-length", 9)[2].startswith("E112 --max-length")

@@ -105,6 +105,7 @@ def test_json_is_an_object_a_line(server, version_folder, tmp_path):
         (["--file", "absent.txt"], None, "E731 absent.txt: cannot be read (No such file or directory)"),
         (["--file", "."], None, "E731 .: cannot be read (Is a directory)"),
         (["--file", "a", "text"], None, "E112 --file and texts on the command line"),
+        (["a", "--format", "jsonl"], None, "E112 --format is not used with texts on the command line"),
         (["a", "--pair", "b", "--pair", "c"], None, "E112 2 --pair for 1 texts"),
         ([], b"a\n" * 1030 + b"x" * 1_100_000, "E717 text 1031, 'x"),
         (["a", "--pair", "b"], None, "E717 model 'reviews-text' takes single texts"),

@@ -228,3 +228,6 @@ def _check_new(path: Path, *, of_a_file: bool = False) -> None:
     """Raises UserError E801 where something would be overwritten; a folder may be there if it is empty."""
     if os.path.lexists(path) and (of_a_file or not path.is_dir() or any(path.iterdir())):
         raise UserError("E801", f"'{path}' is there already", "Give another name, or remove it")
+    there = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
+    if not there.is_dir():
+        raise UserError("E801", f"'{there}' is no folder", "Give another name")

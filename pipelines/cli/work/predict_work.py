@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from compressor.errors import UserError
+from pipelines.cli.given import require_unused
 from serving.client import Client
 from serving.clients.text_bytes import Text
 from serving.predict import predictor
@@ -43,6 +44,8 @@ def predict(
     """Print a line for each text, or a JSON object a line."""
     if file is not None and (texts or pairs):
         raise UserError("E112", "--file and texts on the command line", "Give the texts in one way")
+    if texts:
+        require_unused(["format_"], "with texts on the command line")
     if pairs and len(pairs) != len(texts):
         raise UserError("E112", f"{len(pairs)} --pair for {len(texts)} texts", "Give --pair once for each text, in order")
     if not texts and file is None and sys.stdin.isatty():

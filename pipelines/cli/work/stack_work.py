@@ -11,6 +11,7 @@ import click
 
 from export.many.stacked_folder import stack_folder
 from export.runtimes.runtime_registry import RUNTIMES
+from pipelines.cli.given import require_unused
 from pipelines.cli.shown import near
 from pipelines.terminal.capture import captured
 from pipelines.terminal.console_table import figure, table
@@ -33,6 +34,8 @@ def stack(
     as_json: bool,
 ) -> None:
     """Write the file, add it to a repository, and show its tasks."""
+    if repository is None:
+        require_unused(["name", "max_length"], "without --repository")
     with tempfile.TemporaryDirectory() as scratch, captured(Path(scratch, "stack.log")):
         summary = stack_folder(files, out, base=base, runtime=RUNTIMES[runtime], force=force)
     versions = [] if repository is None else write_many_tasks(repository, name, out, max_length=max_length)

@@ -30,6 +30,8 @@ def tune_model(target: str, model: str, **options: Any) -> None:
     if not run.is_dir():
         fix = "Give the run's folder as TARGET: its models are served on this machine with one setting after the other"
         raise UserError("E752", "a server is not tuned from outside", fix, target)
+    out = options["out"] or OUT
+    check_writable(out)
     with repository_in_use(run) as found, tempfile.TemporaryDirectory(prefix="compress-tune-") as scratch:
         note(found.outdated)
         models_to_load(found.repository, [model])
@@ -50,7 +52,16 @@ def tune_model(target: str, model: str, **options: Any) -> None:
         table(COLUMNS, setting_rows(evidence, MOST_ROWS))
         for line in conclusions(evidence):
             click.echo(line)
-    write(options["out"] or OUT, config, evidence)
+    write(out, config, evidence)
+
+
+def check_writable(out: Path) -> None:
+    """Raises UserError E801 for a folder that cannot be written, before anything is measured."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=out).close()
+    except OSError as error:
+        raise UserError("E801", f"cannot write there ({error.strerror})", "Give another --out", str(out)) from error
 
 
 def write(out: Path, config: str, evidence: dict[str, Any]) -> None:

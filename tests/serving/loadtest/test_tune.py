@@ -14,7 +14,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from compressor.errors import CheckError, UserError
 from export.runtimes.runtime_registry import CPU_RUNTIMES, RUNTIMES
 from pipelines.cli.commands import main
-from pipelines.cli.work.tune_work import write
+from pipelines.cli.work.tune_work import tune_model, write
 from pipelines.loadtest.tune_report import conclusions, setting_rows, to_markdown
 from serving.layout.knobs import Knobs
 from serving.layout.model_config import text_config
@@ -230,6 +230,12 @@ def test_the_present_setting_is_what_is_served(classifier, monkeypatch, given, t
     monkeypatch.setattr(tuned, "served_cores", lambda: 2)
     with pytest.raises(Found, match=f"^{threads}$"):
         tune(None, None, None, 100.0, cores=given)
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_anything_is_measured(tmp_path):
+    (tmp_path / "tuned").touch()
+    with pytest.raises(UserError, match=r"E801 .*tuned: cannot write there"):
+        tune_model(str(tmp_path), "reviews", out=tmp_path / "tuned")
 
 
 def test_a_real_server_is_tuned(tmp_path, classifier, tokenizer_folder, triton, monkeypatch):
