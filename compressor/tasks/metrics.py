@@ -198,6 +198,10 @@ def _middle(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
 
 Measure = Callable[[np.ndarray, np.ndarray], float]
 
+FEWEST = 6
+"""Rows with other predictions from which a difference can be shown: where k rows changed, all for the better or all for the
+worse, the sign test has p = 2 / 2^k, which is 0.06 for 5. A bootstrap calls it shown from 4 on, and in a file of one row always."""
+
 
 def interval(metric: Measure, outputs: np.ndarray, labels: np.ndarray, seed: int = 0) -> tuple[float, float]:
     """95 % percentile bootstrap interval of a metric over rows."""
@@ -205,10 +209,19 @@ def interval(metric: Measure, outputs: np.ndarray, labels: np.ndarray, seed: int
 
 
 def difference_interval(
-    metric: Measure, candidate: np.ndarray, reference: np.ndarray, labels: np.ndarray, **options: int
+    metric: Measure,
+    candidate: np.ndarray,
+    reference: np.ndarray,
+    labels: np.ndarray,
+    changed: np.ndarray | None = None,
+    **options: int,
 ) -> tuple[float, float]:
-    """95 % paired bootstrap interval of metric(candidate) - metric(reference); options of `paired_changes`."""
-    return _middle(paired_changes(metric, candidate, reference, labels, **options))
+    """95 % paired bootstrap interval of metric(candidate) - metric(reference); options of `paired_changes`. It holds 0 where
+    fewer than FEWEST rows have other predictions: those that `changed` (rows, ...), by default where the arrays differ."""
+    low, high = _middle(paired_changes(metric, candidate, reference, labels, **options))
+    others = candidate != reference if changed is None else changed
+    shown = others.reshape(len(labels), -1).any(axis=1).sum() >= FEWEST
+    return (low, high) if shown else (min(low, 0.0), max(high, 0.0))
 
 
 def paired_changes(

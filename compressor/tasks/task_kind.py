@@ -138,7 +138,8 @@ class TaskKind:
     - `constant_of`: (another main metric, targets) -> the same for that one;
     - `with_texts`: (the kind, tokenizer, split) -> the kind for the rows of this file, where its metrics compare texts;
     - `metric_inputs`: (outputs (predictions, outputs), labels (rows, ...)) -> two arrays (rows, ...) for the metrics, so
-      that rows can be resampled; its result for a row does not depend on the others.
+      that rows can be resampled; its result for a row does not depend on the others;
+    - `decided`: the first of these arrays -> what its metrics read of it: where that is equal, a row counts the same.
     """
 
     name: str
@@ -171,6 +172,7 @@ class TaskKind:
     constant: Callable[[Labels], float | None] = lambda labels: None
     encode: Callable[..., tuple[list[dict[str, list[int]]], np.ndarray]] = encode
     metric_inputs: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]] = lambda outputs, labels: (outputs, labels)
+    decided: Callable[[np.ndarray], np.ndarray] = lambda inputs: inputs
     with_texts: Callable[[TaskKind, Any, Split], TaskKind] = lambda kind, tokenizer, split: kind
     gates: Metric | None = None
     smooths: bool = False
@@ -260,7 +262,8 @@ class TaskKind:
     def change(self, candidate: np.ndarray, reference: np.ndarray, labels: np.ndarray, **options: int) -> tuple[float, float]:
         """95 % paired bootstrap interval over rows of the change of `output_metric` between the `metric_inputs` of two models;
         options of `difference_interval`."""
-        return difference_interval(self.output_metric.value, candidate, reference, labels, **options)
+        changed = self.decided(candidate) != self.decided(reference)
+        return difference_interval(self.output_metric.value, candidate, reference, labels, changed, **options)
 
 
 def one_label(read: Callable[[object], Any], valid: str, fix: str) -> Callable[..., Example]:

@@ -88,6 +88,27 @@ def test_the_chosen_metric_is_first_and_has_the_interval():
     assert list(kind().quality(logits, labels)) == ["accuracy", "interval", "matthews", "rows"], "as before there was a choice"
 
 
+def test_a_difference_is_not_shown_by_five_rows():
+    """All for the worse: by the sign test 2 / 2^5 = 0.06, and 0.03 of six. A bootstrap alone would call one row worse."""
+    labels, draw = np.zeros(1000, dtype=int), np.random.default_rng(0)
+    right = np.eye(2)[labels]
+    for count in (1, 4, 5, 6):
+        worse = right + 0.01 * draw.random(right.shape)  # other outputs with the same predictions
+        worse[:count] = [0, 1]
+        low, high = kind().change(worse, right, labels)
+        assert low < -count / 1000 / 2 and (high < 0) == (count == 6)
+    assert kind().change(right[:1, ::-1], right[:1], labels[:1]) == (-1.0, 0.0)
+
+
+def test_macro_f1_moves_by_a_row_of_the_rarest_class_over_all_classes():
+    labels = np.concatenate([np.repeat(np.arange(19), 20), [19, 19]])
+    turned = labels.copy()
+    turned[-1] = 0
+    chosen = kind(metric="macro_f1", names="abcdefghijklmnopqrst")
+    moved = chosen.quality(np.eye(20)[labels], labels)["macro_f1"] - chosen.quality(np.eye(20)[turned], labels)["macro_f1"]
+    assert 0 < moved <= chosen.grain(labels) == 2 / (2 * 20)
+
+
 def test_the_gate_of_an_export_is_of_the_chosen_metric():
     """40 rows of the rare class turned in 2,000: two points of accuracy, and far more of F1."""
     labels = np.repeat([0, 1], [1900, 100])

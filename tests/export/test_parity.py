@@ -117,7 +117,7 @@ def turned(count, start=0):
 @pytest.mark.parametrize(
     ("count", "verdict", "failed"),
     [
-        (0, "passed", ()),
+        (0, "not shown", ()),
         (1, "not shown", ()),
         (4, "not shown", ()),
         (10, "refused", ("metric",)),
@@ -125,11 +125,20 @@ def turned(count, start=0):
     ],
 )
 def test_a_loss_is_refused_where_it_is_shown(count, verdict, failed):
-    """Of 200 rows 4 that turn wrong are two points, which chance explains; 10 are five, which it does not."""
+    """Of 200 rows 4 that turn wrong are two points, which chance explains; 10 are five, which it does not; none of 200 is as
+    likely as 5 % where one and a half points of all rows do."""
     result = compare("quantize", "int8", LOGITS, turned(count), LABELS)
     assert (result.verdict, result.failed) == (verdict, failed)
     assert result.loss.at_least <= result.loss.found <= result.loss.at_most
     assert bool(result.inconclusive) == (verdict == "not shown")
+
+
+def test_rows_without_one_change_show_what_so_many_can():
+    """Of 3 / N of all rows that change, none of N is seen in 5 % of samples."""
+    rows = [(np.tile(LOGITS, (times, 1)), np.tile(LABELS, times)) for times in (1, 2)]
+    few, many = (compare("quantize", "int8", logits, 1.0001 * logits, labels) for logits, labels in rows)
+    assert (few.verdict, many.verdict) == ("not shown", "passed") and few.loss.found == 0 == few.loss.at_least
+    assert few.loss.at_most == pytest.approx(3 / 200, rel=0.01) and many.loss.at_most == pytest.approx(3 / 400, rel=0.01)
 
 
 def test_what_is_not_shown_is_told_with_the_loss_that_so_many_rows_resolve():

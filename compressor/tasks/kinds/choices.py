@@ -163,6 +163,7 @@ KIND = TaskKind(
     metrics=CLASSIFICATION.metrics[:1],
     agreement=CLASSIFICATION.agreement,
     predicted_labels=lambda logits: logits.argmax(axis=1),
+    decided=lambda logits: logits.argmax(axis=1),
     # of one pair; a client puts those of a row together
     prediction=lambda names, row, *_: float(row[0]),
     encode=encode,

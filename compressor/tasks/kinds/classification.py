@@ -106,6 +106,11 @@ def rarest(labels: np.ndarray) -> float:
     return float(2 / counts[counts > 0].min())
 
 
+def rarest_of_mean(labels: np.ndarray) -> float:
+    """The same of a mean over the classes that occur."""
+    return rarest(labels) / len(np.unique(labels))
+
+
 def loss(logits: Tensor, labels: Tensor, reduction: str = "mean", label_smoothing: float = 0.0) -> Tensor:
     """Cross-entropy, optionally with smoothed labels (Szegedy et al. 2016). Logits are (rows, classes)."""
     from torch.nn import functional
@@ -176,7 +181,7 @@ KIND = TaskKind(
     further=(
         Metric("f1", "F1", f1, " %", chance=0.0, of_class=True, grain=rarest),
         Metric("accuracy_f1", "mean of accuracy and F1", accuracy_and_f1, " %", of_class=True, grain=rarest),
-        Metric("macro_f1", "macro F1", macro_f1, " %", grain=rarest),
+        Metric("macro_f1", "macro F1", macro_f1, " %", grain=rarest_of_mean),
     ),
     constant_of=constant_of,
     # a classifier is unsure on random rows, so this limit is lower: it finds broken files and does not measure quality
@@ -188,6 +193,7 @@ KIND = TaskKind(
         decided_labels_agree,
     ),
     predicted_labels=lambda logits: logits.argmax(axis=1),
+    decided=lambda logits: logits.argmax(axis=1),
     prediction=prediction,
     augments=True,
     shares_base=True,
