@@ -165,6 +165,13 @@ class TaskConfig(BaseModel):
             raise ValueError("label must be the name of a column, in one line")
         return label
 
+    @field_validator("test")
+    @classmethod
+    def _has_names_of_its_own(cls, test: Path | dict[str, Path] | None) -> Path | dict[str, Path] | None:
+        if isinstance(test, dict) and "validation" in test:
+            raise ValueError("validation is what reports call the rows of `validation`: give the file another name")
+        return test
+
     @field_validator("header", "broken_rows")
     @classmethod
     def _has_tables(cls, value: bool | str | None, info: ValidationInfo) -> bool | str | None:
