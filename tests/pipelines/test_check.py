@@ -52,6 +52,20 @@ def test_rows_that_are_too_long_stop_a_run_before_it_writes_anything(tmp_path, c
     assert tree(tmp_path) == before
 
 
+def test_a_mark_that_is_cut_off_stops_a_run_before_it_writes_anything(tmp_path, compress, write):
+    """Also in a file that is only scored, which is read behind the training."""
+    path = write("marked", STAGES[:2])
+    row = {"text": "good " + "the film " * 20 + "story", "span1": "good", "span2": "story", "label": "class0"}
+    (tmp_path / "test.jsonl").write_text(json.dumps(row) + "\n")
+    path.write_text(path.read_text().replace("max_length: 32", "max_length: 32\n  test: test.jsonl"))
+    before = tree(tmp_path)
+    for command in (("run", path, "--out", tmp_path / "runs"), ("check", path)):
+        code, shown, error = compress(*command)
+        assert (code, shown) == (2, "") and "task.test)" in error
+        assert error.startswith(f"E213 {tmp_path / 'test.jsonl'}:1: max_length 32 cuts off a marked span")
+        assert tree(tmp_path) == before
+
+
 def rows(*lines: str) -> str:
     return "sentence\tlabel\n" + "".join(f"{line}\n" for line in lines)
 
