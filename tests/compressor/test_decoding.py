@@ -8,6 +8,7 @@ import pytest
 import torch
 from nltk.translate.nist_score import corpus_nist
 from pydantic import ValidationError
+from rouge_score.rouge_scorer import RougeScorer
 from sacrebleu.metrics import BLEU, CHRF, TER
 from transformers import AutoModelForCausalLM
 
@@ -69,6 +70,30 @@ def value(key: str, texts, references) -> float:
 )
 def test_a_metric_has_the_value_that_its_library_documents(key, texts, references, documented):
     assert value(key, texts, references) == pytest.approx(documented, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("text", "reference", "shared"),
+    [
+        ("Кошка спит на окне.", "Кошка спит на окне.", 1.0),
+        ("Кошка спит", "Собака спит", 0.5),
+        ("नमस्ते दुनिया", "नमस्ते दुनियाँ", 0.5),  # a vowel sign is part of its word
+        ("un été naïf", "un e\u0301te\u0301 nai\u0308f", 1.0),
+        ("un été naïf", "un ete naif", 1 / 3),
+        ("...", "...", 0.0),
+    ],
+)
+def test_rouge_counts_words_of_every_script(text, reference, shared):
+    assert value("rouge_1", [text], [[reference]]) == pytest.approx(100 * shared)
+
+
+def test_rouge_of_ascii_texts_is_that_of_rouge_score():
+    texts = [GUIDE, TROOPS, "snake_case_words, 3.5% of the cats' Running!", "it's\tJUMPED_over\nthe_dogs 7"]
+    for key, kind in (("rouge_1", "rouge1"), ("rouge_2", "rouge2"), ("rouge_l", "rougeL")):
+        scorer = RougeScorer([kind], use_stemmer=True)
+        for text in texts:
+            for other in [*texts, *ACTIONS, "the words of snakes, 3 5 running cat jump dog"]:
+                assert value(key, [text], [[other]]) == 100 * scorer.score(other, text)[kind].fmeasure
 
 
 def test_figures_of_items_add_up_to_the_libraries_scores_of_a_corpus():

@@ -84,12 +84,18 @@ def test_the_columns_may_have_other_names(tmp_path):
     assert data.train.texts == [("name[A], area[B]",)] and data.train.labels == ["A, in B"]
 
 
+def test_a_number_is_a_target_as_its_text(tmp_path):
+    rows = [{"prompt": "a", "target": target} for target in (12, -0.5, [3, "four"])]
+    assert read_task(task(tmp_path, rows)).train.labels == ["12", "-0.5", "3", "four"]
+
+
 @pytest.mark.parametrize(
     ("row", "code", "says"),
     [
         ({"prompt": "a"}, "E207", "column 'target' holds None, not a text"),
         ({"prompt": "a", "target": " "}, "E207", "column 'target' holds ' '"),
-        ({"prompt": "a", "target": 3}, "E207", "column 'target' holds 3"),
+        ({"prompt": "a", "target": True}, "E207", "column 'target' holds True"),
+        ({"prompt": "a", "target": float("nan")}, "E207", "column 'target' holds nan, not a text or a number"),
         ({"prompt": "", "target": "b"}, "E206", "column 'prompt' holds ''"),
         ({"target": "b"}, "E206", "column 'prompt' holds None"),
     ],

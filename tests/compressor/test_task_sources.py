@@ -263,6 +263,13 @@ def test_a_split_is_read_once_into_a_file_that_reads_as_any_other(hub, tmp_path)
         read(fetch(parse("hub:owner/name:config/train", tmp_path)))
 
 
+def test_a_class_is_a_target_as_its_number(hub, tmp_path):
+    """As of `{glue: rte, kind: text2text}`."""
+    hub.answer = Rows([{"text": "x", "label": 1}, {"text": "y", "label": 0}], label=ClassLabel())
+    path = fetch(parse("hub:owner/name:rte/train", tmp_path))
+    assert read(path, kind="text2text", text="text", label="label").train.labels == ["1", "0"]
+
+
 def test_bytes_of_a_data_set_are_text_or_missing(hub, tmp_path):
     hub.answer = Rows([{"text": b"caf\xc3\xa9", "label": b"pos"}, {"text": b"x", "label": b"\xff"}])
     path = fetch(parse("hub:owner/name/train", tmp_path))

@@ -100,7 +100,8 @@ def test_another_version_of_what_scores_texts_is_another_score(monkeypatch):
     task = {"train": "t.jsonl", "validation": "v.jsonl", "kind": "generation"}
     decode = {"metrics": ["exact_match", "rouge_l", "bleu"], "answer": "number"}
     found = scored_by([TaskConfig(**task, decode=decode)])
-    assert set(found) == {"sacrebleu", "rouge_score", "number"} and found["rouge_score"].startswith("rouge_score ")
+    assert set(found) == {"sacrebleu", "rouge_score", "number", "rouge_tokens"}
+    assert found["rouge_score"].startswith("rouge_score ")
     assert scored_by([TaskConfig(**task)]) == {}
     monkeypatch.setattr("importlib.metadata.version", lambda name: "0")
     assert scored_by([TaskConfig(**task, decode=decode)]) != found

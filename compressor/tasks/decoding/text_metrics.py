@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import itertools
+import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -110,12 +111,33 @@ def _meteor(text: list[str], references: list[list[str]]) -> float:
     return meteor_score(references, text, wordnet=_NoSynonyms)
 
 
+ROUGE_TOKENS = 2
+"""Version of the tokens of ROUGE, part of the fingerprint of scores: increase it when texts are cut otherwise."""
+
+
+class _WordsOfEveryScript:
+    """Tokens of ROUGE: of ASCII words those of rouge-score, stemmed; other words, of which it drops every letter but a-z, as
+    they are."""
+
+    def __init__(self) -> None:
+        from rouge_score.tokenizers import DefaultTokenizer
+
+        self._stemming = DefaultTokenizer(use_stemmer=True)
+
+    def tokenize(self, text: str) -> list[str]:
+        # vowel signs of Hindi and the like are marks, no letters
+        letters = unicodedata.normalize("NFC", text.lower())
+        kept = (letter if letter.isalnum() or unicodedata.category(letter)[0] == "M" else " " for letter in letters)
+        words = "".join(kept).split()
+        return [token for word in words for token in (self._stemming.tokenize(word) if word.isascii() else [word])]
+
+
 def _rouge(kind: str) -> Callable[[str, Sequence[str]], float]:
     @functools.cache
     def scorer():
         from rouge_score.rouge_scorer import RougeScorer
 
-        return RougeScorer([kind], use_stemmer=True)
+        return RougeScorer([kind], tokenizer=_WordsOfEveryScript())
 
     return lambda text, references: scorer().score_multi(references, text)[kind].fmeasure
 

@@ -12,6 +12,7 @@ one of generated texts, where the task has `decode` and chooses it.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,13 +39,15 @@ from compressor.tasks.task_kind import Agreement, Column, Example, Metric, TaskK
 
 
 def read(value: object) -> str | None:
-    """A target without surrounding whitespace; None if it is not a text, or empty."""
+    """A target without surrounding whitespace, or a finite number as text; None if it is neither, or empty."""
+    if type(value) is int or (type(value) is float and math.isfinite(value)):  # a bool is an int, too
+        return str(value)
     return (value.strip() or None) if isinstance(value, str) else None
 
 
 def example(row: Mapping[str, Any], task: TaskConfig, path: Path, line: int) -> Example:
     """A prompt and its target. Raises UserError E206, E207."""
-    texts, target = one_label(read, "a text", "Write the text that is to follow the prompt")(row, task, path, line)
+    texts, target = one_label(read, "a text or a number", "Write the text that is to follow the prompt")(row, task, path, line)
     return tuple(text.strip() for text in texts), target
 
 

@@ -129,5 +129,6 @@ KIND = replace(
     texts=marked_text,
     pair=lambda task: False,
     sentences=1,
+    augments=False,
     shares_base=False,
 )

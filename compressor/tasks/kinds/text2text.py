@@ -74,6 +74,7 @@ def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[
 KIND = replace(
     generation.KIND,
     name="text2text",
+    truncates=True,
     example=example,
     texts=source,
     metrics=tuple(replace(metric, note=TIMED if metric.note else "") for metric in generation.KIND.metrics),
