@@ -23,7 +23,7 @@ ROLES = {
 }
 """Roles of files, and words in their names."""
 PAPERS = ("readme", "license", "licence", "source", "notice", "copying", "requirements")
-"""Text files that hold no data."""
+"""Beginnings of the names of .txt files that hold no data."""
 BETWEEN = "||"
 """Separator of prompt and target in the line format of the E2E data."""
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -109,7 +109,7 @@ def _data_files(folder: Path) -> list[Path]:
         raise UserError("E201", f"cannot be read ({error.strerror})", "Check its permissions", str(folder)) from None
     for path in files:
         require_name(path)
-    return [path for path in files if not path.name.lower().startswith(PAPERS)]
+    return [path for path in files if not (ending(path) == ".txt" and path.name.lower().startswith(PAPERS))]
 
 
 def require_name(path: Path) -> None:

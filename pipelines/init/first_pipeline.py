@@ -197,16 +197,19 @@ def _method(facts: Facts) -> str:
 
 
 def _pruning(facts: Facts) -> str:
-    return """
+    asked, goal = "a speed instead of the two items, measured on this machine", "speedup: 2.0, batch: 8"
+    if kind_of(facts.kind).auto_class == TEXT2TEXT:  # two files, of which none alone can be timed
+        asked, goal = "a share of the FLOPs instead of the two items", "flops: 0.5"
+    return f"""
   # Remove for good what the loss says matters least (taylor). A count (6) is of each layer; a share lies between 0 and 1
   - prune:
       # or: delta, how little the tuning changed a head, as in the DSEE paper
-      - {structure: heads, criterion: taylor, remove: 0.5}
+      - {{structure: heads, criterion: taylor, remove: 0.5}}
       # neurons of the feed-forward layers
-      - {structure: neurons, criterion: taylor, remove: 0.5}
-  # Less quality lost? remove: 0.25 in both. Or ask for a speed instead of the two items, measured on this machine:
-  # - prune: {target: {speedup: 2.0, batch: 8, length: LENGTH}}
-""".replace("LENGTH", str(facts.max_length))
+      - {{structure: neurons, criterion: taylor, remove: 0.5}}
+  # Less quality lost? remove: 0.25 in both. Or ask for {asked}:
+  # - prune: {{target: {{{goal}, length: {facts.max_length}}}}}
+"""
 
 
 def _recovery(facts: Facts) -> str:

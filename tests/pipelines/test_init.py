@@ -78,6 +78,9 @@ def test_files_of_a_folder_and_beside_a_file(tmp_path):
     assert find_files(folder / "other.tsv").validation is None
     alone = write(tmp_path / "alone", reviews__csv="", LICENSE__txt="")
     assert find_files(alone).train.name == "reviews.csv"
+    named = write(tmp_path / "named", **{"source-train__csv": "", "requirements_dev__jsonl": "", "requirements-dev__txt": ""})
+    files = find_files(named)
+    assert (files.train.name, files.validation.name) == ("source-train.csv", "requirements_dev.jsonl")
 
 
 def test_parquet_is_read_guessed_and_split(tmp_path, models):
@@ -410,6 +413,26 @@ def test_the_file_passes_check_as_it_is(kind, tmp_path, models):
     assert valid(read_yaml(tmp_path / "pipeline.yaml").data)
     text = (tmp_path / "pipeline.yaml").read_text()
     assert "train: data/train" in text and max(map(len, text.splitlines())) < 200
+
+
+@pytest.mark.parametrize(("kind", "goal"), [("classification", "speedup"), ("generation", "speedup"), ("text2text", "flops")])
+def test_the_target_that_a_comment_offers_is_a_valid_one(kind, goal, tmp_path, models):
+    lines_of(kind, tmp_path / "data")
+    make(InitOptions(tmp_path / "data", tmp_path / "p.yaml", model=str(models / MODEL.get(kind, "bert"))))
+    text = (tmp_path / "p.yaml").read_text()
+    (offered,) = re.findall(r"# - (prune: .*)", text)
+    stages = [yaml.safe_load(offered) if "prune" in stage else stage for stage in yaml.safe_load(text)["stages"]]
+    (tmp_path / "q.yaml").write_text(yaml.safe_dump({**yaml.safe_load(text), "stages": stages}, sort_keys=False))
+    pipeline = load_pipeline(tmp_path / "q.yaml")
+    assert make_plan(check_inputs(pipeline)) and pipeline.stages[1].config.search.target.goal == goal
+
+
+def test_variants_are_offered_where_texts_have_some(tmp_path, models):
+    """Not of marked texts, whose marks they would move."""
+    for kind in ("classification", "marked"):
+        lines_of(kind, tmp_path / kind)
+        make(InitOptions(tmp_path / kind, tmp_path / f"{kind}.yaml", model=str(models / "bert")))
+    assert ["augment" in (tmp_path / f"{kind}.yaml").read_text() for kind in ("classification", "marked")] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -791,6 +814,16 @@ def test_rows_that_may_not_be_cut_and_are_too_long(compress, models, tmp_path):
     write(tmp_path / "data", train__jsonl=f"{line}\n", dev__jsonl=f"{line}\n")
     code, _, error = compress("init", tmp_path / "data", "--model", models / "bert", "--out", tmp_path / "p.yaml")
     assert code == 2 and "E213" in error and "the longest row has 82 tokens, and the model has positions for 64" in error
+
+
+def test_a_source_may_be_cut(models, tmp_path):
+    """One of 300: its length is not that of all."""
+    rows = [{"source": "film " * (200 if n == 7 else 9), "target": "good"} for n in range(300)]
+    write(tmp_path / "data", train__jsonl=jsonl(*rows), dev__jsonl=jsonl(*rows))
+    options = {"text": ("source",), "label": "target", "kind": "text2text"}
+    made = make(InitOptions(tmp_path / "data", tmp_path / "p.yaml", model=str(models / "t5"), **options))
+    assert load_pipeline(made.files[0]).task.max_length == 16
+    assert "at most 10, the longest 201; more are cut off (0.3% of the rows)" in made.files[0].read_text()
 
 
 def test_a_special_token_in_a_text_is_as_long_as_in_training(tmp_path):
