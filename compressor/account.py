@@ -86,6 +86,8 @@ class Sparsity:
     over_others: bool = False
     """Some weights were masked by an earlier prune: a group of an n:m pattern then keeps n weights at most, possibly fewer."""
     hides: Hides = "both"
+    parts: tuple[tuple[frozenset[str], int], ...] = ()
+    """Groups of matrices ("query 0" is that of the first block with one), and how many of the weights of each are zero."""
 
     def nonzeros(self, shape: ModelShape) -> tuple[int, bool]:
         """Number of weights left in a model of `shape`, and whether it is exact: removing units later can take pruned ones."""

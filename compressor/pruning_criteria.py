@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -55,3 +56,13 @@ SUMS = ("delta", "weight", "weight_plus_delta")
 
 LOSS_POWER = {"taylor": 1, "fisher": 2}
 """Criteria computed from the loss, and the power of the effect (of a row; of a batch for single weights) that they sum."""
+
+BY_ROWS = (*LOSS_POWER, "reconstruction")
+"""Criteria that are computed on training rows."""
+
+
+def require_rows_used(given: Collection[str], criteria: Iterable[str], able: Iterable[str] = BY_ROWS) -> None:
+    """Raises ValueError where `rows` is among the `given` keys, and none of the `criteria` is among those `able` to use it."""
+    if "rows" in given and not set(criteria) & set(able):
+        used = " and ".join(dict.fromkeys(criteria))
+        raise ValueError(f"rows is not used by criterion {used}: it goes with {', '.join(able)}")

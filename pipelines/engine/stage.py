@@ -243,7 +243,8 @@ class Stage:
     tasks; `warns` says, for `compress check`, what is allowed before these stages and may surprise.
     `plan` updates the closed-form account of `--dry-run`. `reads_data` puts the data files' hashes into the fingerprint;
     where it depends on the config it is a function of it. `scores_tests`: it also measures quality on the task's files that
-    are only scored. `lengths` are the tokens per row in the config, by key, to be compared with the model's positions, and
+    are only scored; `scores_texts`: it does not, but scores generated texts. `lengths` are the tokens per row in the config, by
+    key, to be compared with the model's positions, and
     `behind` how many it generates behind each, by the kinds of the tasks. `beside` are the files and models that the config
     names. `with_tasks` validates the config again, knowing whether the pipeline has many tasks, and the kind of each.
     `estimate` returns non-default values (`pipelines.check.estimate.work`) of the `flops`, further `seconds`, bytes of `memory`
@@ -265,6 +266,7 @@ class Stage:
     uses_dense: bool = False
     reads_data: bool | Callable[[Any], bool] = True
     scores_tests: bool = False
+    scores_texts: bool = False
     packages: tuple[str, ...] = ("torch", "transformers")
     extras: Callable[[Any], tuple[str, ...]] = lambda config: ()
     version: int = 1

@@ -67,6 +67,7 @@ def fingerprint_of(run: Run, number: int, earlier: Sequence[Artifact]) -> str:
     named |= {key: model.sha256 for key, model in run.ready.models_of(entry).items()}
     kinds = [task.kind for task in run.pipeline.all_tasks.values()]
     ends = further_ends(inputs.base.folder) if any(kind_of(kind).generates for kind in kinds) else []
+    texts = stage.scores_tests or stage.scores_texts
     # torch gives different bits on a GPU
     card = accelerator() if "torch" in stage.packages else None
     return fingerprint(
@@ -83,7 +84,7 @@ def fingerprint_of(run: Run, number: int, earlier: Sequence[Artifact]) -> str:
             "packages": package_versions(stage, stage.extras(entry.config)),
             "python": list(sys.version_info[:2]),
             "threads": run.threads,
-            **({"scores": scores} if stage.scores_tests and (scores := scored_by(run.pipeline.all_tasks.values())) else {}),
+            **({"scores": scores} if texts and (scores := scored_by(run.pipeline.all_tasks.values())) else {}),
             **({"accelerator": card} if card else {}),
             # sums over processes round differently, and each draws its own masks of dropout
             **({"processes": launched()} if stage.trains and launched() > 1 else {}),

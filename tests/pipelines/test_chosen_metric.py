@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from pipelines.check.checkup import account_of
+from pipelines.engine import stage_inputs
 from pipelines.engine.preflight import check_inputs
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
@@ -74,6 +75,17 @@ def test_their_content_counts_only_where_they_are_scored(project, out, monkeypat
     assert len({select for select, _ in found}) == 1 and len({tune for _, tune in found}) == 3
     locked = yaml.safe_load((out / "toy" / "pipeline.lock.yaml").read_text())
     assert [Path(name).name for name in locked["data"]] == ["train.tsv", "dev.tsv", "mm.tsv"]
+
+
+def test_what_scores_texts_counts_where_they_are_scored(project, out, monkeypatch):
+    toys.replace(monkeypatch, "prune", scores_texts=True)
+    found = []
+    for version in ("1", "2"):
+        monkeypatch.setattr(stage_inputs, "scored_by", lambda tasks, version=version: {"sacrebleu": version})
+        artifacts = run_pipeline(load_pipeline(project), out).artifacts
+        found.append((artifacts["tune"].id, artifacts["prune"].id))
+    (tune, prune), (again, made_again) = found
+    assert tune == again and prune != made_again
 
 
 def test_a_check_tells_of_them(project):

@@ -245,6 +245,21 @@ MISTAKES = [
         pruning("structure: heads, criterion: taylor, remove: 1, modules: query"),
         "E104 {file}:7: stages[2].prune: modules is not used by criterion taylor",
     ),
+    Mistake(
+        "rows of a criterion that reads none",
+        pruning("structure: heads, criterion: delta, remove: 1, rows: 64"),
+        "E104 {file}:7: stages[2].prune: rows is not used by criterion delta: it goes with taylor, fisher, reconstruction",
+    ),
+    Mistake(
+        "rows of weights by their size",
+        weights("remove: 0.5, rows: 64"),
+        "E104 {file}:7: stages[2].prune: rows is not used by criterion delta_or_weight: it goes with taylor, fisher. ",
+    ),
+    Mistake(
+        "rows of a search that reads none",
+        pruning("target: {flops: 0.9, length: 16}, criterion: {heads: delta, neurons: weight}, rows: 64"),
+        "E104 {file}:7: stages[2].prune: rows is not used by criterion delta and weight: it goes with taylor",
+    ),
     Mistake("a unit's key", weights("remove: 0.5, normalise: true"), "E102 {file}:7: stages[2].prune.normalise: unknown key"),
     Mistake(
         "less than one weight", weights("remove: 1e-5"), "E501 {file}:7: stages[2].prune: remove: 1e-05 is less than one of"
@@ -261,7 +276,7 @@ MISTAKES = [
             "{structure: heads, criterion: delta, remove: 1}",
             "[{structure: weights, remove: 0.5}, {structure: weights, remove: 0.3}]",
         ),
-        "E501 {file}:7: stages[2].prune: 5,632 of these weights are zero already",
+        "E501 {file}:7: stages[2].prune: 2,048 weights of the adapted matrices are zero already",
     ),
     Mistake(
         "a target that cannot be met",
@@ -402,6 +417,16 @@ MISTAKES = [
             path.read_text().replace("{train", "{kind: tokens, train").replace("method: same", "augment: 2")
         ),
         "E403 {file}:8: stages[3].recover.augment: augment is not used by a task of kind tokens",
+    ),
+    Mistake(
+        "marked texts that would be changed",
+        lambda path: path.write_text(
+            path.read_text()
+            .replace("{train", "{kind: marked, train")
+            .replace("text: sentence", "text: [sentence, span]")
+            .replace("method: same", "augment: 2")
+        ),
+        "E403 {file}:8: stages[3].recover.augment: augment is not used by a task of kind marked",
     ),
     Mistake(
         "hidden states of another model",

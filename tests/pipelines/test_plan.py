@@ -21,6 +21,7 @@ from pipelines.engine.stage import Entry
 from pipelines.stages.prune.config import PruneConfig, PruneItem, count_to_remove
 from pipelines.stages.prune.config import check as prune_check
 from pipelines.stages.prune.config import plan as prune_plan
+from pipelines.stages.prune.config import warns as prune_warns
 from pipelines.stages.prune.prune_weights import WeightsItem, tuned_modules
 from pipelines.stages.prune.remove_units import removals_of
 from pipelines.stages.recover.config import RecoverConfig
@@ -115,6 +116,70 @@ def test_what_cannot_be_removed(architecture, item, says):
     """Groups of heads for Llama; T5's first blocks make the position bias of the others."""
     with pytest.raises(UserError, match=f"E501 .*{says}"):
         prune_plan(PruneConfig(items=[{"criterion": "taylor", **item}]), start(architecture))
+
+
+@pytest.mark.parametrize("remove", [0.5, 1, 3])
+def test_nothing_is_advised_where_nothing_can_be_removed(remove):
+    """Of a layer with one head: as an earlier prune by global ranks may leave it."""
+    plan = start("bert")
+    uneven = replace(plan, shape=plan.shape.with_units("heads", [1, 4, 4]))
+    with pytest.raises(UserError, match=r"E501 none of the 1 heads of a layer can be removed: 1 must stay\. Leave out"):
+        prune_plan(PruneConfig(items=[{"structure": "heads", "remove": remove}]), uneven)
+
+
+GLOBAL = {"structure": "heads", "scope": "global", "remove": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "told"),
+    [
+        ([GLOBAL], {"structure": "heads", "remove": 3}, ["heads a layer keeps, and 'prune-2' removes 3 of each: E501"]),
+        ({"target": {"speedup": 2}}, {"structure": "heads", "remove": 0.5}, ["how many heads a layer keeps"]),
+        ({"target": {"flops": 0.5}}, {"structure": "neurons", "remove": 9}, ["how many neurons a layer keeps"]),
+        ([GLOBAL, {"structure": "heads", "remove": 1}], {"structure": "neurons", "remove": 9}, ["later item removes 1"]),
+        ({"target": {"flops": 0.5}}, {"structure": "neurons", "remove": 0.5}, []),
+        ([GLOBAL], GLOBAL, []),
+        ([GLOBAL], {"structure": "neurons", "remove": 9}, []),
+        ([GLOBAL], {"structure": "weights", "remove": 0.5}, []),
+        ([{"structure": "heads", "remove": 1}], {"structure": "heads", "remove": 1}, []),
+    ],
+)
+def test_a_removal_from_layers_that_only_the_run_knows_is_told(first, then, told):
+    later = (Entry("recover", "recover", RecoverConfig()), Entry("prune-2", "prune", PruneConfig.model_validate(then)))
+    found = [*prune_warns(PruneConfig.model_validate(first), later)]
+    assert len(found) == len(told) and all(words in text for words, text in zip(told, found, strict=True)), found
+
+
+POOLS = {"remove": {"adapted": 0.6, "others": 0.2}}
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "refused"),
+    [
+        (POOLS, {"remove": 0.5}, "the adapted matrices"),
+        (POOLS, {"remove": 0.6}, ""),
+        ({"remove": 0.6, "modules": "query"}, {"remove": 0.4}, ""),
+        ({"remove": 0.6, "modules": "query", "scope": "matrix"}, {"remove": 0.4, "scope": "matrix"}, "query 0"),
+        ({"remove": 0.5, "scope": "matrix"}, {"remove": 0.4}, "the adapted matrices"),
+        ({"remove": 0.5, "criterion": "weight"}, {"remove": 0.3}, "these modules"),
+        ({"pattern": "1:4"}, {"remove": 0.7}, "the adapted matrices"),
+        ({"pattern": "1:4"}, {"remove": 0.8}, ""),
+    ],
+)
+def test_a_second_prune_of_weights_is_compared_with_the_first_pool_by_pool(first, then, refused):
+    """The plan refuses what a run would refuse behind a training, and nothing else."""
+    first, then = (WeightsItem(structure="weights", **keys) for keys in (first, then))
+    plan = prune_plan(PruneConfig(items=[first]), tune_plan(TuneConfig(method="lora"), start("bert")))
+    model = tuned(tiny("bert"), "lora", ("query", "value"))
+    carry_out(model, first)
+    if not refused:
+        prune_plan(PruneConfig(items=[then]), plan)
+        carry_out(model, then)
+        return
+    with pytest.raises(UserError, match=f"E501 .* weights of {refused} are zero already"):
+        prune_plan(PruneConfig(items=[then]), plan)
+    with pytest.raises(UserError, match=r"E501 .* weights are zero already"):
+        carry_out(model, then)
 
 
 @pytest.mark.parametrize("structure", ["heads", "neurons", "layers"])

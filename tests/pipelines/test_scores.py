@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from compressor.pruning import scores as functions
-from compressor.pruning_criteria import LOSS_POWER, SUMS, Criterion
+from compressor.pruning_criteria import BY_ROWS, LOSS_POWER, SUMS, Criterion
 from compressor.tasks.data import Data, tensor_batches
 from pipelines.stages.prune.config import STAGE, PruneConfig, PruneItem
 from pipelines.stages.prune.remove_units import score
@@ -34,7 +34,8 @@ def test_every_criterion_has_scores_of_its_own(structure):
     data = Data(rows_of(model, 16), rows_of(model, 4), ["a", "b", "c"], 1)
     batches, seen = list(tensor_batches(data.train.sample(12), 1, data.batch_size)), []
     for criterion in typing.get_args(Criterion):
-        item = PruneItem(structure=structure, criterion=criterion, remove=1, rows=12)
+        rows = {"rows": 12} if criterion in BY_ROWS else {}
+        item = PruneItem(structure=structure, criterion=criterion, remove=1, **rows)
         found = torch.cat(score(item, model, None, 5, data, QUIET)).float()
         torch.testing.assert_close(found, torch.cat(expected(model, structure, criterion, batches)).float())
         assert not any(torch.equal(found, other) for other in seen), criterion

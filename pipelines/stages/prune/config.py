@@ -15,7 +15,7 @@ from compressor.account import Plan
 from compressor.errors import UserError
 from compressor.methods import method
 from compressor.models.modules import MODULES, STRUCTURES, Modules
-from compressor.pruning_criteria import LOSS_POWER, SUMS, Criterion, Structure
+from compressor.pruning_criteria import LOSS_POWER, SUMS, Criterion, Structure, require_rows_used
 from pipelines.engine.stage import CountOrShare, Entry, Problem, Stage, StageConfig
 from pipelines.file import limits
 from pipelines.stages.prune import prune_weights
@@ -28,6 +28,7 @@ from pipelines.stages.prune.targets import (
     widths,
 )
 from pipelines.stages.prune.timed_file import check_timed, in_deployed_file, warnings_of
+from pipelines.stages.prune.uneven_layers import uneven_warnings
 from pipelines.stages.training_config import DEFAULT_MODULES, merged_problems, on_of
 
 if TYPE_CHECKING:
@@ -81,6 +82,11 @@ class PruneItem(BaseModel):
         scored = MODULES_OF.get(self.structure, MODULES)
         if odd := [name for name in self.modules if name not in scored]:
             raise ValueError(f"{odd[0]} is not scored for {self.structure}: name some of {', '.join(scored)}")
+        return self
+
+    @model_validator(mode="after")
+    def _rows_are_used(self) -> PruneItem:
+        require_rows_used(self.model_fields_set, [self.criterion])
         return self
 
 
@@ -166,6 +172,9 @@ def count_to_remove(remove: int | float, available: int, stay: int, units: str) 
 
     Raises UserError E501 when none would be removed, or too many.
     """
+    if available <= stay:
+        what = f"none of the {available} {units} can be removed: {stay} must stay"
+        raise UserError("E501", what, "Leave out this item")
     # the share as written, as in `compressor.cost.share`
     count = math.ceil(Fraction(str(remove)) * available - Fraction(1, 2)) if isinstance(remove, float) else remove
     if count == 0:
@@ -310,17 +319,27 @@ def completed(config: PruneConfig, later: Sequence[Entry], kinds: Sequence[str])
 
 
 def warns(config: PruneConfig, later: Sequence[Entry]) -> Iterable[str]:
-    return warnings_of(config.search.target, later) if config.search else ()
+    yield from warnings_of(config.search.target, later) if config.search else ()
+    yield from uneven_warnings(config.items, config.search.structures if config.search else (), later)
 
 
 SECONDS_A_TABLE = 60.0
 """Estimated seconds to measure a latency table."""
+SCORING = 6 * 512
+"""Forward passes of a row that scores take, with their gradients, on some hundred rows."""
+PRICED, REFITTED = 5, 4
+"""Forward passes of a row: for the price of a sublayer, and of a refit, through both models for each sublayer of a block."""
 
 
 def estimate(config: PruneConfig, plan: Plan, before: Plan, rows: dict[str, Any]) -> dict[str, float]:
     needs = {"seconds": SECONDS_A_TABLE} if config.search and config.search.target.timed else {}
     if config.refit:  # a merged copy of the model before and of the pruned one, and the hidden states of both
         needs["memory"] = 4 * before.shape.bytes + 8 * config.refit * rows["mean"] * before.shape.hidden
+    passes = REFITTED * (config.refit or 0)
+    if config.search:
+        passes += PRICED * config.search.price_rows * len(config.search.structures) * len(before.shape.layers)
+    if passes:
+        needs["flops"] = (SCORING + rows["validation"] + passes) * before.shape.flops(rows["mean"])
     return needs
 
 
@@ -349,6 +368,7 @@ STAGE = Stage(
     packages=("torch", "transformers", "tokenizers", "torch-pruning"),
     run="pipelines.stages.prune.run:run",
     version=11,
+    scores_texts=True,
     removes=True,
     outcome="pruned",
     check=check,

@@ -13,7 +13,7 @@ from compressor.cost import share
 from compressor.errors import UserError
 from compressor.methods import method
 from compressor.models.modules import MODULES, Modules
-from compressor.pruning_criteria import UNSTRUCTURED, Hides, NofM, Pattern, WeightCriterion
+from compressor.pruning_criteria import LOSS_POWER, UNSTRUCTURED, Hides, NofM, Pattern, WeightCriterion, require_rows_used
 from pipelines.engine.stage import Entry, Problem
 from pipelines.file import limits
 
@@ -67,6 +67,11 @@ class WeightsItem(BaseModel):
             raise ValueError("an unstructured item needs remove, the share of the weights to remove")
         if isinstance(self.remove, Shares) and self.criterion != "delta_or_weight":
             raise ValueError(f"criterion {self.criterion} has one pool: give remove as one share")
+        return self
+
+    @model_validator(mode="after")
+    def _rows_are_used(self) -> WeightsItem:
+        require_rows_used(self.model_fields_set, [self.criterion], LOSS_POWER)
         return self
 
     @property
@@ -151,30 +156,33 @@ def plan(item: WeightsItem, plan: Plan) -> Plan:
     if not matrices:
         raise UserError("E501", f"no weights are left in {', '.join(item.modules)}", "Leave out this item")
     names, sizes = [name for name, _, _ in matrices], [rows * columns for _, rows, columns in matrices]
+    # a number appended to each name: with scope matrix every matrix is its own pool
+    places = [f"{name} {names[:number].count(name)}" for number, name in enumerate(names)]
     if item.nm:
         for name, _, columns in matrices:
             check_width(name, columns, item.nm)
-        hidden = sum(sizes) * (item.nm.run - item.nm.keep) // item.nm.run
+        gone = item.nm.run - item.nm.keep
+        parts = [(frozenset([place]), size * gone // item.nm.run) for place, size in zip(places, sizes, strict=True)]
     else:
         touched = set(tuned_modules(plan))
-        # a number appended to each name: with scope matrix every matrix is its own pool
-        pool_names = [f"{name} {number}" for number, name in enumerate(names)]
-        hidden = sum(pool.count for pool in pools_of(item, pool_names, sizes, [name in touched for name in names]))
-        _more_than_before(plan, item, hidden)
+        pools = pools_of(item, places, sizes, [name in touched for name in names])
+        parts = [(frozenset(places[number] for number in pool.members), pool.count) for pool in pools]
+        whole = ("these modules", frozenset(places), sum(pool.count for pool in pools))
+        for name, members, count in [*((pool.name, *part) for pool, part in zip(pools, parts, strict=True)), whole]:
+            _more_than_before(plan, name, members, count)
     over = bool(item.nm) and any(set(names) & set(masked.modules) for masked in plan.sparsity)
-    made = Sparsity(item.pattern, tuple(dict.fromkeys(names)), sum(sizes), hidden, over, item.hides or "both")
+    hidden, modules = sum(count for _, count in parts), tuple(dict.fromkeys(names))
+    made = Sparsity(item.pattern, modules, sum(sizes), hidden, over, item.hides or "both", tuple(parts))
     return replace(plan, sparsity=(*plan.sparsity, made))
 
 
-def _more_than_before(plan: Plan, item: WeightsItem, hidden: int) -> None:
-    names = {name for name, _, _ in plan.shape.matrices(item.modules)}
-    gone = max(
-        (masked.hidden for masked in plan.sparsity if set(masked.modules) == names and masked.nonzeros(plan.shape)[1]),
-        default=0,
-    )
-    if gone > hidden:
-        what = f"{gone:,} of these weights are zero already, {hidden:,} are to be zero in all"
-        raise UserError("E501", what, "remove counts those too: give a larger share")
+def _more_than_before(plan: Plan, name: str, members: frozenset[str], count: int) -> None:
+    """Raise UserError E501 where an earlier prune is known to hide more than `count` weights of the matrices `members`."""
+    for masked in plan.sparsity:
+        gone = sum(hidden for part, hidden in masked.parts if part <= members)
+        if gone > count and masked.nonzeros(plan.shape)[1]:
+            what = f"{gone:,} weights of {name} are zero already, {count:,} are to be zero in all"
+            raise UserError("E501", what, "remove counts those too: give a larger share")
 
 
 def tuned_modules(plan: Plan) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from compressor.errors import UserError
-from compressor.pruning_criteria import Criterion, Unit
+from compressor.pruning_criteria import Criterion, Unit, require_rows_used
 from export.runtimes.runtime_registry import CPU_PRECISIONS, CPU_RUNTIMES, DEFAULT, RUNTIMES, packages_of
 from pipelines.file import limits
 from pipelines.reporting.format import milliseconds
@@ -144,6 +144,7 @@ class TargetSearch(BaseModel):
         if isinstance(self.criterion, dict) and set(self.criterion) != set(self.ranked):
             named = ", ".join(self.criterion) or "nothing"
             raise ValueError(f"criterion names {named}; of the structures, {', '.join(self.ranked)} have one")
+        require_rows_used(self.model_fields_set, self.criteria.values())
         return self
 
     @property
