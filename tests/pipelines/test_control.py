@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +17,8 @@ from pipelines.file.config import load_pipeline
 from pipelines.reporting.gather import kept_notes
 from pipelines.stages.recover import control, run
 from pipelines.stages.recover.config import CONTROL, RecoverConfig
+from pipelines.stages.recover.control import lessons_of_control
+from pipelines.stages.recover.lessons import Lessons
 from pipelines.stages.training_plan import estimate
 from pipelines.sweeps.trial_run import costs_of
 from tests.tiny import write_pipeline
@@ -117,14 +120,24 @@ def test_a_finished_control_is_not_trained_again(made, monkeypatch):
     assert made(*stages)["recover"].metadata["control"]["recoveries"] == 1
 
 
-def test_one_that_diverges_is_named(made, monkeypatch):
-    def diverge(*_, **__):
-        raise UserError("E406", "training diverged at learning_rate 0.03", "Lower it")
+@pytest.mark.parametrize("code", ["E406", "E413"])
+def test_one_that_fails_is_named(made, monkeypatch, code):
+    def fail(*_, **__):
+        raise UserError(code, "training diverged at learning_rate 0.03", "Lower it")
 
-    monkeypatch.setattr(control, "train_model", diverge)
-    with pytest.raises(UserError, match=r"E406 .*: the control .* diverged at learning_rate 0.03") as error:
+    monkeypatch.setattr(control, "train_model", fail)
+    with pytest.raises(UserError, match=rf"{code} .*: the control .* diverged at learning_rate 0.03") as error:
         made(TUNE, PRUNE, {"recover": {**FAST, "learning_rate": 0.03}})
     assert "control: false" in error.value.fix
+
+
+@pytest.mark.parametrize(("burn_in", "kept"), [(14, 14), (15, None)])
+def test_a_burn_in_that_its_fewer_steps_do_not_reach_is_the_default(burn_in, kept):
+    """Of 100 steps on texts; it learns 40 labels in three passes of five."""
+    keys = {"method": "diff_pruning", "budget": 9, "texts": "texts.txt", "steps": 100, "batch_size": 8}
+    labels, texts = (SimpleNamespace(train=range(count)) for count in (40, 400))
+    config, learned = lessons_of_control(RecoverConfig(**keys, burn_in=burn_in), labels, Lessons(texts, texts=360), "lora")
+    assert (config.epochs, config.burn_in, learned.data) == (3, kept, labels)
 
 
 def test_the_estimate_of_a_run_counts_it():

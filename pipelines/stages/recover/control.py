@@ -43,7 +43,7 @@ from pipelines.stages.recover.config import CONTROL, STAGE, RecoverConfig, corre
 from pipelines.stages.recover.lessons import Lessons
 from pipelines.stages.recover.preparing import prepare, teaching
 from pipelines.stages.training_plan import PASSES_OF_LABELS
-from pipelines.stages.trainings import load_options, train_model
+from pipelines.stages.trainings import load_options, schedule_of, train_model
 
 FINISHED = "finished"
 """Folder of a control in its work folder once it is trained."""
@@ -57,7 +57,7 @@ def train_control(
     """Train the control, write its state and its predictions, and return its metadata; None where there is none.
 
     A control that another run of the store, or an interrupted attempt, has finished is not trained again. Raises UserError
-    E406, E803.
+    E406, E413, E803.
     """
     earlier = recoveries(inputs.artifacts)
     if not config.control or earlier is None:
@@ -176,7 +176,7 @@ def _train(training: ControlTraining, inputs: Inputs, workspace: Workspace, work
         taught = teaching(config, model, inputs, lessons.logits)
         trained = train_model(model, config, inputs, lessons.data, workspace, work, row=row, what="the control, ", **taught)
     except UserError as error:
-        if error.code != "E406":
+        if error.code not in ("E406", "E413"):
             raise
         what = f"the control (the dense model, trained as the pruned one is): {error.what}"
         raise UserError(error.code, what, f"{error.fix}; control: false leaves the control out") from error
@@ -213,14 +213,23 @@ def lessons_of_control(config: RecoverConfig, data: Data, lessons: Lessons, befo
     """What the control learns, and how: the same, but where texts have the dense model as teacher, of which it could learn
     nothing: then the labels of the task's training rows. `before` is the method of the training before.
 
-    At a higher rate than is usual with labels, a model that is tuned already would lose quality, and be a weaker baseline.
+    At a higher rate than is usual with labels, a model that is tuned already would lose quality, and be a weaker baseline. A
+    `burn_in` that does not end within the fewer steps on labels is the default, half of them.
     """
     if not lessons.texts or config.teacher is not None:
         return config, lessons
     passes = min(config.passes(len(lessons.data.train)) * len(lessons.data.train) / len(data.train), PASSES_OF_LABELS)
     rate = config.learning_rate and min(config.learning_rate, rate_of_labels(config, before))
     of_labels = {"texts": None, "augment": None, "distill": False, "steps": None, "epochs": passes, "learning_rate": rate}
-    return config.model_copy(update=of_labels), Lessons(data)
+    of_control = config.model_copy(update=of_labels)
+    if config.burn_in is not None and config.burn_in >= _steps(of_control, len(data.train)):
+        of_control = of_control.model_copy(update={"burn_in": None})
+    return of_control, Lessons(data)
+
+
+def _steps(config: RecoverConfig, rows: int) -> int:
+    """Optimizer steps of a training of another method than `same` on so many rows."""
+    return schedule_of(config, method(config.method), seed=0).steps(rows)
 
 
 def _positions(config: RecoverConfig, inputs: Inputs, kept: dict) -> dict | None:
