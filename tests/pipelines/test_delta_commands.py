@@ -79,7 +79,7 @@ def test_apply_writes_the_merged_model(compress, base, file, tmp_path, capfd):
     code, _, error = compress("delta", "apply", file, "--out", out)
     assert (code, error.splitlines()[-1][:4]) == (2, "E801")
     code, _, error = compress("delta", "apply", file, "--out", file / "merged")
-    assert code == 2 and error.splitlines()[-1].startswith(f"E801 '{file}' is no folder")
+    assert code == 2 and error.splitlines()[-1].startswith(f"E801 '{file}' is not a folder")
     other = write_model(tmp_path / "other", "mpnet")
     code, _, error = compress("delta", "apply", file, "--base", other, "--out", tmp_path / "no")
     assert (code, error.splitlines()[-1][:4], (tmp_path / "no").exists()) == (2, "E306", False)

@@ -230,4 +230,4 @@ def _check_new(path: Path, *, of_a_file: bool = False) -> None:
         raise UserError("E801", f"'{path}' is there already", "Give another name, or remove it")
     there = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
     if not there.is_dir():
-        raise UserError("E801", f"'{there}' is no folder", "Give another name")
+        raise UserError("E801", f"'{there}' is not a folder", "Give another name")
