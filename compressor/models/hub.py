@@ -71,7 +71,9 @@ def find_folder(reference: str, relative_to: Path = Path()) -> Path:
     if os.path.isdir(local):  # Path.is_dir raises where the name is too long to be one, here and below
         return _merged_model(local) if is_run(local) else local.resolve()
     if written_as_path(reference) or reference.count("/") != 1:
-        raise UserError("E303", f"model '{reference}': no such folder", "Give a folder, package:NAME/PATH or a hub's OWNER/NAME")
+        raise UserError(
+            "E303", f"model '{reference}': no such folder", "Give a folder, package:NAME/PATH or a hub's OWNER/NAME"
+        )
     return _hub_folder(reference)
 
 

@@ -200,7 +200,7 @@ Measure = Callable[[np.ndarray, np.ndarray], float]
 
 FEWEST = 6
 """Rows with other predictions from which a difference can be shown: where k rows changed, all for the better or all for the
-worse, the sign test has p = 2 / 2^k, which is 0.06 for 5. A bootstrap calls it shown from 4 on, and in a file of one row always."""
+worse, the sign test has p = 2 / 2^k, which is 0.06 for 5. A bootstrap calls it shown from 4 on, and of one row always."""
 
 
 def interval(metric: Measure, outputs: np.ndarray, labels: np.ndarray, seed: int = 0) -> tuple[float, float]:
