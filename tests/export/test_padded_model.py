@@ -8,8 +8,9 @@ from transformers import AutoModelForTokenClassification
 from compressor.tasks.features import torch_forward
 from export.graph.trace import trace
 from export.parity.compare import compare
+from export.runtimes import padded_model
 from export.runtimes.openvino import RUNTIME, export_openvino
-from export.runtimes.padded_model import SHARES
+from export.runtimes.padded_model import SHARES, share_of
 from export.runtimes.sessions import run, session
 from tests.compressor.conftest import tiny
 from tests.export.conftest import encoding
@@ -65,12 +66,30 @@ def test_padding_depends_on_the_length_and_on_the_precision(tmp_path, precision,
     assert {length for _, length in shapes} == lengths
 
 
+@pytest.mark.parametrize(
+    ("machine", "flags", "share"),
+    [
+        ("x86_64", "avx2 avx512_vnni", 1 / 3),
+        ("AMD64", "avx_vnni", 1 / 3),
+        ("x86_64", "avx2", 1 / 16),
+        ("aarch64", "asimd", 1 / 3),
+        ("x86_64", None, 1 / 3),
+    ],
+)
+def test_int8_is_padded_less_where_the_processor_has_no_vnni(tmp_path, monkeypatch, machine, flags, share):
+    if flags is not None:
+        (tmp_path / "cpuinfo").write_text(f"flags\t: fpu {flags}\n")
+    monkeypatch.setattr(padded_model, "CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    assert (share_of("int8"), share_of("fp32"), share_of("bf16")) == (share, 1 / 16, 1 / 3)
+
+
 @pytest.mark.slow
 def test_the_precision_of_a_file_is_found(tmp_path):
     graph = trace(tiny("bert", torch.float32), encoding(2, 9))
     precisions = [name for name in SHARES if RUNTIME.computes(name)]
     paths = export_openvino(graph, tmp_path, precisions=precisions, rows=[encoding(2, 9)])
-    assert {name: session(path).model.share for name, path in paths.items()} == {name: SHARES[name] for name in precisions}
+    assert {name: session(path).model.share for name, path in paths.items()} == {name: share_of(name) for name in precisions}
 
 
 @pytest.mark.slow
