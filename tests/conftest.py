@@ -1,5 +1,6 @@
 """No test reaches beyond this machine, whatever library it calls."""
 
+import gc
 import ipaddress
 import os
 import socket
@@ -57,6 +58,13 @@ def pytest_collection_modifyitems(items) -> None:
         if not is_fast(item.originalname, item.callspec.id, architecture):
             item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: item.path.name == LAST)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_collections():
+    """Trainer collects garbage whenever it starts: what was imported need not be looked through each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

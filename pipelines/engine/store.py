@@ -121,7 +121,8 @@ def replace_files(contents: Mapping[Path, bytes]) -> None:
             new.replace(path)
     except BaseException:
         for new in beside.values():
-            new.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # what failed is told, not what cannot be removed behind it
+                new.unlink(missing_ok=True)
         raise
 
 

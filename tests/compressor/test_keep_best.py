@@ -1,7 +1,5 @@
 """Keeping the best parameters: which they are, when the training ends early, and that a cut training keeps the same."""
 
-import gc
-
 import pytest
 import torch
 
@@ -17,15 +15,6 @@ FAST = Schedule(epochs=3, learning_rate=5e-3, batch_size=8, seed=4)
 """18 steps for 48 rows."""
 NAN = float("nan")
 ENCODING = {name: tensor.numpy() for name, tensor in encoding().items()}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_collections():
-    """Trainer collects garbage whenever it starts: what was imported need not be looked through each time."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def trained(best: KeepBest | None, work, case="lora", on_step=lambda note: None, **options):

@@ -92,13 +92,14 @@ def test_concordance_by_hand_and_what_correlation_does_not_see():
         assert spearman(other, OUTPUTS[:, 0]) > 0.999 and concordance(OUTPUTS, other) < 0.98
 
 
-def test_intervals_hold_the_estimate_and_pairing_narrows():
+def test_intervals_hold_the_estimate_and_pairing_narrows(monkeypatch):
+    monkeypatch.setattr("compressor.tasks.metrics.RESAMPLES", 300)  # correlations take long to resample
     quality = KIND.quality(OUTPUTS, SCORES)
     low, high = quality["interval"]
     assert low < quality["spearman"] < high and (low, high) == interval(spearman, OUTPUTS, SCORES)
     assert list(quality) == ["spearman", "interval", "pearson", "rows"]
     worse = OUTPUTS + RNG.normal(size=(200, 1))
-    below, above = difference_interval(spearman, worse, OUTPUTS, SCORES)
+    below, above = difference_interval(spearman, worse, OUTPUTS, SCORES, resamples=300)
     assert below < spearman(worse, SCORES) - quality["spearman"] < above < 0.0
     assert difference_interval(spearman, OUTPUTS, OUTPUTS, SCORES) == (0.0, 0.0)
 

@@ -1,6 +1,5 @@
 """Every method trained: it learns, repeats, goes on after a cut, and splits over batches and processes without a difference."""
 
-import gc
 import pickle
 import re
 import shutil
@@ -43,15 +42,6 @@ from tests.compressor.training_parts import (
 )
 
 FAST = Schedule(epochs=6, learning_rate=5e-3, batch_size=8, seed=4)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_collections():
-    """Trainer collects garbage whenever it starts: what was imported need not be looked through each time."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def run(case: str, work: Path, on_step=lambda note: None, *, architecture="bert", rows=64, schedule=FAST, **arguments):

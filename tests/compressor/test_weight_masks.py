@@ -1,6 +1,5 @@
 """Single weights: which go, on every architecture and pattern, and that nothing brings one of them back."""
 
-import gc
 from itertools import cycle
 from pathlib import Path
 
@@ -224,16 +223,6 @@ def test_delta_where_nothing_was_tuned():
 # --- recovery ---
 
 
-@pytest.fixture(scope="module")
-def quick_collections():
-    """Trainer collects garbage whenever it starts: what was imported need not be looked through each time."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
-@pytest.mark.usefixtures("quick_collections")
 @pytest.mark.parametrize(
     ("case", "item"),
     list(zip([*CASES, *GROWING], cycle([HALF, TWO_OF_FOUR]))),

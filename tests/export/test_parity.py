@@ -390,10 +390,17 @@ def noisy(numbers):
     numbers += np.random.default_rng(1).normal(scale=0.4, size=numbers.shape)
 
 
+@pytest.fixture
+def few_draws(monkeypatch):
+    """Correlations take long to resample; here the concordance decides, not their interval."""
+    monkeypatch.setattr("export.parity.compare.RESAMPLES", 100)
+
+
 FAULTS = [nan, infinite, shifted, drawn_together, upside_down, shuffled, cut_off, noisy, constant]
 
 
 # tokens are classes, never numbers
+@pytest.mark.usefixtures("few_draws")
 @pytest.mark.parametrize("kind", kinds_for("regression"))
 def test_the_same_numbers_pass(kind):
     result = compare("hop", kind, NUMBERS, NUMBERS.copy(), SCORES, task=REGRESSION)
@@ -401,6 +408,7 @@ def test_the_same_numbers_pass(kind):
     assert result.agreement == 1.0 and result.metric_reference == spearman(NUMBERS, SCORES)
 
 
+@pytest.mark.usefixtures("few_draws")
 @pytest.mark.parametrize("kind", ["fp32", "int8"])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faulty_numbers_are_caught(kind, fault):
@@ -413,6 +421,7 @@ def test_faulty_numbers_are_caught(kind, fault):
         require(result)
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_int8_may_move_numbers_a_little():
     nearly = NUMBERS + RNG.normal(scale=0.05, size=NUMBERS.shape)
     result = compare("quantize", "int8", NUMBERS, nearly, SCORES, task=REGRESSION)
@@ -422,6 +431,7 @@ def test_int8_may_move_numbers_a_little():
     assert not compare("export", "fp32", NUMBERS, nearly, SCORES, task=REGRESSION).passed
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_numbers_in_other_batches_are_held_to_the_same_bound():
     batches = {"batch 1": NUMBERS[:50]}
     shifted_there = {"batch 1": NUMBERS[:50] + 1}

@@ -70,8 +70,10 @@ def test_files_are_replaced_together_or_not_at_all(tmp_path):
     paths = [tmp_path / name for name in "abc"]
     replace_files({path: b"old" for path in paths})
     (tmp_path / ".c.new").mkdir()  # cannot be written
-    with pytest.raises(OSError):
-        replace_files({path: b"new" for path in paths[:2]} | {paths[2]: b"new"})
+    with pytest.raises(IsADirectoryError):
+        replace_files({path: b"new" for path in paths})
+    assert [path.read_bytes() for path in paths] == [b"old"] * 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".c.new", "a", "b", "c"]
 
 
 # a process of its own: the limit, and what libraries do when they meet it, must not reach the tests beside this one

@@ -75,7 +75,9 @@ def test_bf16_changes_what_is_trained_and_the_report_tells_it(tmp_path, monkeypa
     """On any machine: the control is trained so, too; a precision that is fp32 anyway changes nothing."""
     monkeypatch.setattr(mixed_precision, "multiplies_bf16", lambda: True)
     runs = {
-        name: run_pipeline(of_precision(tmp_path / str(name), **({"precision": name} if name else {})), tmp_path / "out")
+        name: run_pipeline(
+            of_precision(tmp_path / str(name), **({"precision": name} if name else {})), tmp_path / "out", until="recover"
+        )
         for name in (None, "fp32", "bf16")
     }
     plain, same, narrow = (run.artifacts["recover"].metadata for run in runs.values())

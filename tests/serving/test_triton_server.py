@@ -92,7 +92,7 @@ with EmbeddedServer(Path({str(repository)!r}), log_path=Path({str(tmp_path / "lo
     variables = os.environ | {"TMPDIR": str(tmp_path)}
     with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, env=variables, stdout=subprocess.PIPE, text=True) as parent:
         groups = [int(pid) for pid in parent.stdout.readline().split()]
-        assert all(map(processes_of, groups))
+        assert len(groups) == 2 and all(map(processes_of, groups))
         parent.kill()
     assert all(map(gone, groups))
 

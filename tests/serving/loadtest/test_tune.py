@@ -20,7 +20,7 @@ from serving.layout.knobs import Knobs
 from serving.layout.model_config import text_config
 from serving.loadtest.fleet import Fleet
 from serving.loadtest.traffic import Traffic, token_rows
-from serving.loadtest.tune import bench, setting_grid, trials, tuned
+from serving.loadtest.tune import bench, coarse_to_fine, setting_grid, trials, tuned
 from serving.loadtest.tune.bench import grouped
 from serving.loadtest.tune.coarse_to_fine import Search
 from serving.loadtest.tune.setting_grid import Grid, Setting, configured, grid_of, layouts, runtime_of_model, setting_of
@@ -238,27 +238,31 @@ def test_a_folder_that_cannot_be_written_is_told_before_anything_is_measured(tmp
         tune_model(str(tmp_path), "reviews", out=tmp_path / "tuned")
 
 
+def test_a_limit_that_no_setting_keeps_is_told(monkeypatch):
+    made = SimpleNamespace(
+        config=ModelConfig(name="reviews"), runtime=RUNTIMES["onnxruntime"], evaluate=simulated(capacity=lambda setting: 300)
+    )
+    monkeypatch.setattr(tuned, "Bench", lambda *_, **__: made)
+    with pytest.raises(CheckError, match=r"E753 reviews: no setting keeps a p99 latency of 0.01 ms; the nearest is 1 x 1"):
+        tune(None, None, None, 0.01, cores=1)
+
+
 def test_a_real_server_is_tuned(tmp_path, classifier, tokenizer_folder, triton, monkeypatch):
     monkeypatch.setattr(setting_grid, "DELAYS", (None, 0))
     monkeypatch.setattr(tuned, "ARRIVALS", (0.2,))
     monkeypatch.setattr(tuned, "ARRIVAL_SECONDS", 0.5)
     monkeypatch.setattr(bench, "FIRST_SECONDS", 0.2)
+    monkeypatch.setattr(bench, "WARMUP_SECONDS", 0.05)
+    monkeypatch.setattr(coarse_to_fine, "COARSE_ROUNDS", 1)
+    monkeypatch.setattr(coarse_to_fine, "FINAL_ROUNDS", 1)
     monkeypatch.setattr(bench, "FEWEST", 1)
     monkeypatch.setattr(trials, "LADDER", (1, 2))
     options = {"facts": FACTS, "tokenizer_folder": tokenizer_folder, "knobs": KNOBS}
     folder = write_repository(tmp_path / "repository", "reviews", classifier, **options)
     tokens = [{"input_ids": [2, *range(4, 4 + count), 3], "attention_mask": [1] * (count + 2)} for count in (1, 3, 5)]
     names = {"input": [{"name": name, "data_type": "TYPE_INT64"} for name in tokens[0]]}
-    lines, numbers = [], itertools.count()
     with Fleet(Traffic(token_rows(names, tokens), "3 rows")) as fleet:
-
-        def run(limit):
-            scratch = tmp_path / f"scratch-{next(numbers)}"
-            return tune(folder, fleet, scratch, limit, seconds=0.2, cores=1, say=lines.append)
-
-        text, evidence = run(10_000)
-        with pytest.raises(CheckError, match=r"E753 reviews: no setting keeps a p99 latency of 0.01 ms; the nearest is 1 x 1"):
-            run(0.01)
+        text, evidence = tune(folder, fleet, tmp_path / "scratch", 10_000, seconds=0.2, cores=1)
     config = text_format.Parse(text, ModelConfig())
     assert config.name == "reviews" and config.parameters["intra_op_thread_count"].string_value == "1"
     assert evidence["chosen"] in evidence["settings"] and len(evidence["settings"]) == 2
