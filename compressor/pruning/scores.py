@@ -1,7 +1,7 @@
 """Importance of a unit (a head, an FFN neuron, a whole block): one number each; the lowest are removed first.
 
 Heads are scored on the rows of query, key and value, neurons on the rows of ffn_in (both halves of a GLU) and the columns of
-ffn_out, as DSEE section 3.4 sums |ΔW|; a block on all its matrices. Taylor and Fisher use gradients of the task's loss
+ffn_out, as DSEE section 3.3 sums |ΔW|; a block on all its matrices. Taylor and Fisher use gradients of the task's loss
 instead, reconstruction the error of the hidden states.
 """
 

@@ -55,7 +55,7 @@ def test_a_row_of_several_choices_counts_once(criterion):
 
 
 def test_head_scores_are_the_sum_over_the_heads_rows(architecture):
-    """DSEE section 3.4: Σ|ΔW_q| + Σ|ΔW_v| over a head's rows."""
+    """DSEE section 3.3: Σ|ΔW_q| + Σ|ΔW_v| over a head's rows."""
     model = tuned(tiny(architecture), "dsee", ("query", "value"))
     changes = changes_of(model)
     scores = weight_scores(model, "heads", "delta", changes)
