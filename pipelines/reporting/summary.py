@@ -45,7 +45,7 @@ def summary(
         *(trainable_row(row, tunable) for row in trainable),
         comparison_row(roles, "parameters", lambda row: row["parameters"], "{:,}".format, relative),
         *inserted_row(roles),
-        comparison_row(roles, "non-zeros of the merged weights", lambda row: row["nonzeros"], "{:,}".format, relative),
+        nonzeros_row(roles),
         comparison_row(roles, "stored bytes", lambda row: row["bytes"], human_bytes, smaller),
         comparison_row(roles, f"FLOPs of a row of {length} tokens", lambda row: row["flops"][length], giga, relative),
         papers_row(roles["compressed"]["paper_flops_ratio"]),
@@ -77,6 +77,13 @@ def relative(before: float, after: float) -> str:
 def comparison_row(roles: dict[str, Record], metric: str, value, show, change) -> Record:
     """One row: `value` of each role, formatted by `show`; `change(before, after)` against dense PyTorch and runtime alone."""
     return row_of(roles, metric, lambda record: show(value(record)), lambda *pair: change(*map(value, pair)))
+
+
+def nonzeros_row(roles: dict[str, Record]) -> Record:
+    """The weights other than zero: of a model with masks of W alone, which is not merged, those of M ⊙ W and of its deltas."""
+    alone = any(row["pattern"].endswith("of W alone") for row in roles["compressed"]["density"])
+    title = "non-zeros of masked weights and deltas, not merged" if alone else "non-zeros of the merged weights"
+    return comparison_row(roles, title, lambda row: row["nonzeros"], "{:,}".format, relative)
 
 
 def row_of(roles: dict[str, Record], metric: str, show, change) -> Record:

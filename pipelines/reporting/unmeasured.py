@@ -28,7 +28,15 @@ from pipelines.reporting.gather import (
     unlearnt_notes,
 )
 from pipelines.reporting.generated import changed, difference_in_words, generated_record, scores_of
-from pipelines.reporting.summary import comparison_row, control_row, control_words, quality_cell, relative, trainable_row
+from pipelines.reporting.summary import (
+    comparison_row,
+    control_row,
+    control_words,
+    nonzeros_row,
+    quality_cell,
+    relative,
+    trainable_row,
+)
 from pipelines.reporting.words import apart_note, control_note
 from pipelines.stages.loading import density_of, load_model
 from pipelines.stages.recover.config import CONTROL
@@ -66,7 +74,7 @@ def gather_unmeasured(inputs: Inputs, stage: Stage, why: str) -> Record:
             *([control_row(control, roles["compressed"], metric)] if control else []),
             *(trainable_row(row, roles["dense"]["tunable"]) for row in trainable),
             comparison_row(roles, "parameters", lambda row: row["parameters"], "{:,}".format, relative),
-            comparison_row(roles, "non-zeros of the merged weights", lambda row: row["nonzeros"], "{:,}".format, relative),
+            nonzeros_row(roles),
             comparison_row(roles, f"FLOPs of a row of {length} tokens", lambda row: row["flops"][length], giga, relative),
         ],
         "trainable": trainable,

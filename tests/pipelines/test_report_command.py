@@ -87,6 +87,7 @@ def test_without_measurements_zeros_that_a_merge_would_fill_are_counted_before_i
     [masked] = report["density"]
     assert masked["pattern"].endswith("of W alone") and masked["nonzeros"] == masked["entries"] / 2
     [row] = [row for row in report["summary"] if row["metric"].startswith("non-zeros")]
+    assert row["metric"] == "non-zeros of masked weights and deltas, not merged"
     dense, compressed = (int(row[name].replace(",", "")) for name in ("dense", "compressed"))
     deltas = 2 * 2 * 2 * (32 + 32)  # of two matrices in two blocks, each of rank 2
     assert compressed == dense - masked["entries"] / 2 + deltas

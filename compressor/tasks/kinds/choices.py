@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -147,6 +147,8 @@ def chosen(choices: Sequence[str], scores: Sequence[float]) -> Choice:
     return Choice(choices[best], best, tuple((weights / weights.sum()).tolist()))
 
 
+TIMED = "Latency, throughput and FLOPs are of one pair of texts: a row of the task has one for each choice."
+
 KIND = TaskKind(
     name="choices",
     example=example,
@@ -160,7 +162,7 @@ KIND = TaskKind(
     loss=loss,
     distillation=distillation_loss,
     imitation=imitation_loss,
-    metrics=CLASSIFICATION.metrics[:1],
+    metrics=(replace(CLASSIFICATION.metrics[0], note=TIMED),),
     agreement=CLASSIFICATION.agreement,
     predicted_labels=lambda logits: logits.argmax(axis=1),
     decided=lambda logits: logits.argmax(axis=1),
