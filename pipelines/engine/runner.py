@@ -41,6 +41,7 @@ from pipelines.file.config import Pipeline, with_place
 from pipelines.reporting.format import human_seconds
 from pipelines.terminal.capture import captured, real_stdout
 from pipelines.terminal.last_resort import coded
+from pipelines.terminal.plain_console import PlainConsole
 from pipelines.terminal.progress import Display
 
 IN_USE = "waiting for another run, which uses the artifact that this one replaces"
@@ -123,7 +124,7 @@ def _look_ahead(run: Run, *, damaged_is_missing: bool) -> list[Artifact]:
     return reusable
 
 
-class _RunConsole(Console):
+class _RunConsole(PlainConsole):
     def on_broken_pipe(self) -> None:
         """Nobody reads any more, as behind `| head`: the run goes on, and its run.json tells how it ended."""
         self.quiet = True
@@ -131,7 +132,7 @@ class _RunConsole(Console):
 
 def _console() -> Console:
     stream = real_stdout()
-    return _RunConsole(emoji=False, file=stream, width=None if stream.isatty() else 120)
+    return _RunConsole(file=stream, width=None if stream.isatty() else 120)
 
 
 def _execute(run: Run, console: Console) -> RunResult:

@@ -244,9 +244,9 @@ class Stage:
     `plan` updates the closed-form account of `--dry-run`. `reads_data` puts the data files' hashes into the fingerprint;
     where it depends on the config it is a function of it. `scores_tests`: it also measures quality on the task's files that
     are only scored; `scores_texts`: it does not, but scores generated texts. `lengths` are the tokens per row in the config, by
-    key, to be compared with the model's positions, and
-    `behind` how many it generates behind each, by the kinds of the tasks. `beside` are the files and models that the config
-    names. `with_tasks` validates the config again, knowing whether the pipeline has many tasks, and the kind of each.
+    key, to be compared with the model's positions, and `behind` how many it generates behind each, by the kinds of the tasks.
+    `beside` are the files and models that the config names. `with_tasks` validates the config again, knowing whether the
+    pipeline has many tasks, and the kind of each.
     `estimate` returns non-default values (`pipelines.check.estimate.work`) of the `flops`, further `seconds`, bytes of `memory`
     and of `disk` that it takes, from the closed forms after and before it and the account of the rows. `device` is what such a
     config computes on, CPU or CUDA. `surroundings` are facts of this machine that affect the result of such a config, and

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.progress import Progress
 
 from compressor.errors import UserError
@@ -17,6 +16,7 @@ from compressor.tasks import TaskConfig
 from compressor.tasks.sources.glue import PREFIX, glue_keys
 from compressor.tasks.sources.hub_set import HubSplit, fetch, is_hub, parse
 from pipelines.file.yaml_source import KeyPath, YamlSource
+from pipelines.terminal.plain_console import PlainConsole
 
 QUIET_SECONDS = 10
 """Off a terminal, lines about rows that were read are at least this far apart."""
@@ -92,7 +92,7 @@ def _texts_in(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
 @contextmanager
 def _progress(split: HubSplit) -> Iterator[Callable[[int], None]]:
     """Context with a function to be told the number of rows so far: a bar on a terminal, else a line now and then."""
-    console = Console(stderr=True, emoji=False)
+    console = PlainConsole(stderr=True)
     last = time.monotonic()
 
     def print_sometimes(rows: int) -> None:

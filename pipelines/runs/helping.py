@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from compressor.training.processes import agreed, joined, launched, lost
 from pipelines.engine.invocation import Run, StageWorkspace, write_fault
 from pipelines.engine.runner import prepare, settle
 from pipelines.engine.stage_inputs import inputs_of
 from pipelines.file.config import Pipeline
+from pipelines.terminal.plain_console import PlainConsole
 from pipelines.terminal.progress import Display
 
 
@@ -56,7 +55,7 @@ def _take_part(run: Run, job: dict[str, Any]) -> None:
     unfinished = run.store.unfinished(entry.name, job["fingerprint"])
     log, nowhere = logging.getLogger(f"compress.{entry.id}"), Path(os.devnull)  # a file in it would be an error
     with nowhere.open("w") as stream:
-        display = Display(Console(emoji=False, file=stream), len(run.entries), 0)
+        display = Display(PlainConsole(file=stream), len(run.entries), 0)
         workspace = StageWorkspace(nowhere, nowhere, unfinished, run.store.cache, False, log, display, [])
         settle(entry.row, run.pipeline.seed, run.threads)
         entry.row.perform(entry.config, inputs_of(run, number, run.artifacts), workspace)

@@ -25,6 +25,7 @@ from pipelines.file.config import Pipeline
 from pipelines.stages.recover.config import CONTROL
 from pipelines.stages.training_config import BUDGETS
 from pipelines.terminal.last_resort import coded
+from pipelines.terminal.plain_console import PlainConsole
 
 if TYPE_CHECKING:
     from pipelines.engine.invocation import RunResult
@@ -226,7 +227,7 @@ def named(error: CompressError, trial: str) -> CompressError:
 
 def console_of(say: Callable[[str], None]) -> Console:
     """A console that calls `say` with every line printed on it, one at a time."""
-    return Console(emoji=False, file=_Lines(say), width=120, force_terminal=False)
+    return PlainConsole(file=_Lines(say), width=120, force_terminal=False)
 
 
 class _Lines(io.TextIOBase):

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
+
+from pipelines.terminal.plain_console import PlainConsole
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -18,8 +19,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         table.add_column(title, justify="left" if place == 0 else "right", overflow="fold")
     for row in rows:
         table.add_row(*row)
-    console = Console(emoji=False)
-    Console(emoji=False, width=None if console.is_terminal else 120).print(table, markup=False)
+    PlainConsole(width=None if PlainConsole().is_terminal else 120).print(table, markup=False)
 
 
 PARITY_COLUMNS = ("stage: check", "rows", "max |Δ|", "mean |Δ|", "agree", "metric, %", "change", "worst", "")

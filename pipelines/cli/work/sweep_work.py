@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
 from compressor.errors import CheckError, UserError
 from pipelines.cli.shown import near
@@ -25,6 +24,7 @@ from pipelines.sweeps.table_file import Grid, read_table
 from pipelines.sweeps.trial_events import Engine, in_turn
 from pipelines.sweeps.worker_processes import in_processes
 from pipelines.terminal.console_table import table
+from pipelines.terminal.plain_console import PlainConsole
 
 
 def sweep(
@@ -56,7 +56,7 @@ def sweep(
     if dry_run:
         _show_preview(preview_sweep(path, plan, overrides=settings, **options))
         return
-    console = None if runs is in_turn else Console(emoji=False)
+    console = None if runs is in_turn else PlainConsole()
     result = run_all(path, plan, overrides=settings, say=click.echo, console=console, engine=runs, **options)
     show(result)
 
