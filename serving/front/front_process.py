@@ -8,13 +8,12 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from compressor.errors import UserError
-from export.latency.programs import worker_environment
+from export.latency.programs import program, worker_environment
 from serving.bundle import install
 from serving.child_status import status_of
 from serving.triton_process import bound_to_us
@@ -38,8 +37,7 @@ class FrontProcess:
     def command(self) -> list[str]:
         options = {"--triton": self.triton, "--port": str(self.port)} | ({"--keys": str(self.keys)} if self.keys else {})
         arguments = (part for option in options.items() for part in option)
-        # -P: no file of the current folder takes the place of a package
-        return bound_to_us(sys.executable, "-P", "-m", "serving.front", *arguments)
+        return bound_to_us(*program("serving.front", *arguments))
 
     def start(self) -> None:
         self.log.touch(0o600)  # requests are no other user's business

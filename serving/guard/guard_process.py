@@ -8,13 +8,12 @@ import os
 import select
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from compressor.errors import UserError
-from export.latency.programs import worker_environment
+from export.latency.programs import program, worker_environment
 from serving.child_status import status_of
 from serving.triton_process import ending
 
@@ -34,10 +33,9 @@ class GuardProcess:
 
     def start(self, log_path: Path) -> None:
         """Start, and wait until it serves; it answers 503 until `tell("up")`. Raises UserError E742."""
-        command = [sys.executable, "-P", "-m", "serving.guard.guard_main"]
         with log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                command,
+                program("serving.guard.guard_main"),
                 cwd=self.folder,
                 env=worker_environment(),
                 stdin=subprocess.PIPE,
