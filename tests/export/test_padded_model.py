@@ -5,6 +5,7 @@ import pytest
 import torch
 from transformers import AutoModelForTokenClassification
 
+from compressor.processor import weight_bits
 from compressor.tasks.features import torch_forward
 from export.graph.trace import trace
 from export.parity.compare import compare
@@ -82,6 +83,11 @@ def test_int8_is_padded_less_where_the_processor_has_no_vnni(tmp_path, monkeypat
     monkeypatch.setattr(padded_model, "CPUINFO", tmp_path / "cpuinfo")
     monkeypatch.setattr("platform.machine", lambda: machine)
     assert (share_of("int8"), share_of("fp32"), share_of("bf16")) == (share, 1 / 16, 1 / 3)
+
+
+def test_what_the_backend_says_of_the_processor_is_what_the_export_goes_by():
+    """It is copied beside Triton's backend, and so asks by itself."""
+    assert padded_model.multiplies_int8() == (weight_bits() == 8)
 
 
 @pytest.mark.slow
