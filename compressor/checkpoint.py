@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoConfig, GenerationConfig
 
@@ -45,6 +45,7 @@ from compressor.pruning.surgery import kept_of, restore_kept
 from compressor.storage.changes import describe_changes, match_type, restore, restore_masks
 from compressor.storage.live import remember
 from compressor.tasks.task_kind import set_problem_type
+from compressor.tensor_file import write_tensors
 from compressor.text_files import from_home
 
 STATE_FILE = "state.json"
@@ -66,10 +67,10 @@ def save_state(model: nn.Module, folder: Path, *, base: str, base_sha256: str, l
     changes, tensors = describe_changes(model)
     weights = _plain_weights(model)
     head = {name: weights.pop(name) for name in sorted(head_names(model))}
-    save_file(head, folder / "head.safetensors")
-    save_file(tensors, folder / "changes.safetensors")
+    write_tensors(head, folder / "head.safetensors")
+    write_tensors(tensors, folder / "changes.safetensors")
     if compression_of(model).weights_moved:
-        save_file(weights, folder / "weights.safetensors")
+        write_tensors(weights, folder / "weights.safetensors")
     description = {
         "format": FORMAT,
         "base": {"reference": base, "sha256": base_sha256},
@@ -212,7 +213,7 @@ def save_checkpoint(model: nn.Module, folder: Path, tokenizer_folder: Path) -> N
     folder.mkdir(parents=True, exist_ok=True)
     changes, inserted = describe_changes(model)
     weights_file = WITH_INSERTS if inserted else WEIGHTS
-    save_file({**_plain_weights(model), **inserted}, folder / weights_file, metadata={"format": "pt"})
+    write_tensors({**_plain_weights(model), **inserted}, folder / weights_file, {"format": "pt"})
     if inserted:
         (folder / INSERTS_FILE).write_text(json.dumps(changes, indent=1, sort_keys=True) + "\n")
     for name in (WEIGHTS,) if inserted else (WITH_INSERTS, INSERTS_FILE):  # of a checkpoint that this one replaces

@@ -60,7 +60,7 @@ def last_model(folder: Path, file: str = "") -> LastModel:
     """Find the last model of the run in `folder` through its lock file, and check its files against that; with `file` the last
     one that has this file.
 
-    Raises UserError E805 (the run has no such model, or its artifact is gone), E305 (a damaged lock or artifact).
+    Raises UserError E805 (the run has no such model, or its artifact is gone), E305 (a damaged lock or artifact), E801.
     """
     lock = _lock(folder / LOCK_FILE)
     row, store = _last_row(lock, folder, file)
@@ -124,7 +124,7 @@ def _is_file(name: object, sha256: object) -> bool:
 def _verify(place: Path, files: Mapping[str, str]) -> None:
     """Check that the artifact is the one that the run made: lock, manifest and file contents must agree.
 
-    Raises UserError E305.
+    Raises UserError E305 and E801.
     """
     manifest = place / MANIFEST
     try:
@@ -139,9 +139,12 @@ def _verify(place: Path, files: Mapping[str, str]) -> None:
 
 
 def _changed(place: Path, files: Mapping[str, str]) -> Iterator[str]:
+    """Raises UserError E801 for a file that this account may not read."""
     for name, sha256 in files.items():
         try:
             same = not (place / name).is_symlink() and sha256_of(place / name) == sha256
+        except PermissionError:
+            raise UserError("E801", "this account may not read it", "Change its permissions", str(place / name)) from None
         except OSError:
             same = False
         if not same:

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
+from compressor.tensor_file import write_tensors
 from compressor.training.processes import agreed
 from compressor.training.unfinished import changing
 
@@ -60,7 +61,7 @@ class KeepBest(TrainerCallback):
     def save(self, folder: Path) -> None:
         """Write the copy and the evaluations so far into a checkpoint."""
         if self.evaluations:
-            save_file({name: tensor.contiguous() for name, tensor in self.kept.items()}, folder / KEPT)
+            write_tensors({name: tensor.contiguous() for name, tensor in self.kept.items()}, folder / KEPT)
             (folder / EVALUATIONS).write_text(json.dumps(self.evaluations))
 
     def load(self, folder: Path) -> None:

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from compressor.deltas.links import Change
 from compressor.digests import sha256_of
 from compressor.models.files.weight_files import not_finite
+from compressor.tensor_file import write_tensors
 
 MANIFEST = "manifest.json"
 CHANGING = "changing.safetensors"
@@ -38,7 +39,7 @@ def changing(model: nn.Module) -> dict[str, Tensor]:
 def save_changing(model: nn.Module, folder: Path) -> None:
     """Write `changing(model)`."""
     folder.mkdir(parents=True, exist_ok=True)
-    save_file({name: tensor.detach().contiguous() for name, tensor in changing(model).items()}, folder / CHANGING)
+    write_tensors({name: tensor.detach().contiguous() for name, tensor in changing(model).items()}, folder / CHANGING)
 
 
 @torch.no_grad()

@@ -94,6 +94,24 @@ def test_a_run_whose_model_is_not_an_ordinary_one_is_no_base(made):
         resolve(str(made / "runs" / "tiny"))
 
 
+def test_who_may_read_one_file_of_a_run_may_read_all(made):
+    """safetensors writes private files (mode 0600): another account could not load the model."""
+    files = [path for path in (made / "runs" / ".store").rglob("*") if path.is_file()]
+    assert any(path.suffix == ".safetensors" for path in files)
+    plain = made / "plain"
+    plain.touch()
+    assert not [path for path in files if (path.stat().st_mode ^ plain.stat().st_mode) & 0o777 and ".lock" not in path.name]
+
+
+def test_a_file_that_may_not_be_read_has_not_changed(made, monkeypatch):
+    def refused(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("compressor.run_store.sha256_of", refused)
+    with pytest.raises(UserError, match=r"E801 .*: this account may not read it. Change its permissions"):
+        compressor.load(made / "runs" / "tiny")
+
+
 def test_a_link_to_a_run_is_as_good_as_its_folder(runs, tmp_path):
     (tmp_path / "latest").symlink_to(runs / "tiny")
     assert compressor.load(tmp_path / "latest").config.per_layer_config

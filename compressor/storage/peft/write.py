@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from compressor.compression import compression_of
@@ -23,6 +22,7 @@ from compressor.errors import UserError
 from compressor.models.hub import auto_class_of, head_names
 from compressor.pruning.surgery import kept_of
 from compressor.storage.peft.read import CONFIG, PREFIX, TASK_TYPES, WEIGHTS
+from compressor.tensor_file import write_tensors
 
 
 @dataclass
@@ -92,7 +92,7 @@ def write_peft(model: nn.Module, folder: Path | str, *, base: str, head: bool = 
         "lora_dropout": 0.0,
     }
     folder.mkdir(parents=True, exist_ok=True)
-    save_file({PREFIX + name: t.cpu().contiguous() for name, t in tensors.items()}, folder / WEIGHTS, {"format": "pt"})
+    write_tensors({PREFIX + name: t.cpu().contiguous() for name, t in tensors.items()}, folder / WEIGHTS, {"format": "pt"})
     (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     return config["peft_type"]
 

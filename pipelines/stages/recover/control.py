@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file, save_file
+import torch
+from safetensors.numpy import load_file
 from torch import nn
 
 from compressor.checkpoint import load_state, save_state
@@ -30,6 +31,7 @@ from compressor.pruning.positions import before_pruning
 from compressor.tasks import TaskConfig
 from compressor.tasks.data import Data, MetricInputs
 from compressor.tasks.task_kind import kind_for
+from compressor.tensor_file import write_tensors
 from compressor.training.processes import announced, announcing, helping, launched
 from compressor.training.unfinished import MANIFEST, is_complete, seal
 from pipelines.engine.environment import accelerator, distribution
@@ -188,7 +190,7 @@ def _train(training: ControlTraining, inputs: Inputs, workspace: Workspace, work
     finished = work / FINISHED
     shutil.rmtree(finished, ignore_errors=True)
     save_state(model, finished, **recorded(inputs, data))
-    save_file({"predicted": np.ascontiguousarray(found.predicted)}, finished / PREDICTED)
+    write_tensors({"predicted": torch.from_numpy(np.ascontiguousarray(found.predicted))}, finished / PREDICTED)
     (finished / FACTS).write_text(json.dumps(facts))
     seal(finished)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from compressor.accelerator import accelerated, batches_on
@@ -21,6 +20,7 @@ from compressor.selection.score_names import DEFAULT_SAMPLES, OF_HEURISTIC
 from compressor.tasks.data import Data, tensor_batches
 from compressor.tasks.reading import TaskData, read_task
 from compressor.tasks.task_kind import kind_of
+from compressor.tensor_file import write_tensors
 from pipelines.engine.stage import Inputs, Workspace
 from pipelines.stages.loading import load_data
 from pipelines.stages.select.config import SelectConfig
@@ -39,7 +39,7 @@ def run(config: SelectConfig, inputs: Inputs, workspace: Workspace) -> dict[str,
     layers = [(number, f"{layer.path}.") for number, layer in enumerate(layers_of(model))]
     layer_of = {path: number for number, start in layers for path in scores if path.startswith(start)}
     omega = choose_all(scores, layer_of, config.places)
-    save_file(omega, workspace.folder / "omega.safetensors")
+    write_tensors(omega, workspace.folder / "omega.safetensors")
     return {
         "score": config.score,
         "scope": config.scope,
