@@ -292,6 +292,7 @@ def trainer_of(
         "ddp_broadcast_buffers": False,  # every process computes the same
     }
     settings = TrainingArguments(**{**arguments, **overrides})
+    settings.mixed_precision = "no"  # ACCELERATE_MIXED_PRECISION would change it; bf16 is the schedule's own
     # several GPUs take a process each (torchrun): Trainer's DataParallel would give each of them a whole batch
     settings._n_gpu = min(settings.n_gpu, 1)
     steps = schedule.steps(len(dataset))

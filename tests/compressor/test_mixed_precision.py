@@ -13,7 +13,7 @@ from compressor.training import mixed_precision
 from compressor.training.distillation import HiddenTeacher
 from compressor.training.mixed_precision import computed, multiplies_bf16, widened
 from compressor.training.schedule import Schedule
-from compressor.training.trainer import train
+from compressor.training.trainer import train, trainer_of
 from compressor.training.unfinished import changing
 from tests.compressor.conftest import PLAN, TRIED, encoding, logits, prepared, tiny, tuned
 from tests.compressor.training_parts import MODULES, many, mixture, rows_of
@@ -41,6 +41,13 @@ def test_gradients_are_nearly_those_of_fp32(pair):
     exact, narrow = gradients(model, "fp32"), gradients(model, "bf16")
     assert torch.cosine_similarity(exact, narrow, dim=0) > 0.97
     assert not torch.equal(exact, narrow)
+
+
+def test_the_environment_does_not_choose_a_precision(tmp_path, monkeypatch):
+    """`accelerate launch` and cluster profiles set it, and no fingerprint holds it."""
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    trainer = trainer_of(tuned(tiny("bert", torch.float32), "lora"), rows_of(8), 0, replace(NARROW, precision="fp32"), tmp_path)
+    assert trainer.accelerator.mixed_precision == "no"
 
 
 def test_only_products_are_rounded():
