@@ -165,6 +165,11 @@ class TaskConfig(BaseModel):
             raise ValueError("label must be the name of a column, in one line")
         return label
 
+    @field_validator("positive", mode="before")
+    @classmethod
+    def _true_is_no_number(cls, value: Any) -> Any:
+        return str(value) if isinstance(value, bool) else value  # as the labels of a .jsonl file are read
+
     @field_validator("test")
     @classmethod
     def _has_names_of_its_own(cls, test: Path | dict[str, Path] | None) -> Path | dict[str, Path] | None:

@@ -100,6 +100,15 @@ def test_a_difference_is_not_shown_by_five_rows():
     assert kind().change(right[:1, ::-1], right[:1], labels[:1]) == (-1.0, 0.0)
 
 
+def test_a_positive_class_that_is_a_truth_value_has_the_name_that_labels_have():
+    """YAML's `false` is the class of JSON's false, not the class 0."""
+    labels, predicted = np.array([0, 0, 1]), np.eye(2)[[0, 1, 1]]
+    judged = kind(("False", "True"), metric="f1", positive=False)
+    assert judged.metric.value(predicted, labels) == pytest.approx(2 / 3)
+    with pytest.raises(UserError, match="E218 no class is called 'False'"):
+        kind(("0", "1"), metric="f1", positive=False)
+
+
 def test_macro_f1_moves_by_a_row_of_the_rarest_class_over_all_classes():
     labels = np.concatenate([np.repeat(np.arange(19), 20), [19, 19]])
     turned = labels.copy()
