@@ -64,7 +64,8 @@ def remove(model: nn.Module, removals: Mapping[int, Removal]) -> None:
         check_heads(model)
     layers = layers_of(model)
     _check(layers, removals)
-    _check_masks(model, removals)
+    if any(removal.whole for removal in removals.values()):
+        check_blocks(model)
     before = kept_of(model) or _everything(layers)
     for number, removal in removals.items():
         for structure in STRUCTURES:
@@ -74,9 +75,14 @@ def remove(model: nn.Module, removals: Mapping[int, Removal]) -> None:
     compression_of(model).kept = _without(before, removals)
 
 
+def heads_can_go(model: nn.Module) -> bool:
+    """Whether all weights of a head are in the matrices that are pruned."""
+    return not any(hasattr(layer.attention, "pos_key_proj") for layer in layers_of(model))
+
+
 def check_heads(model: nn.Module) -> None:
-    """Raise UserError E307 where a head has weights outside the matrices that are pruned."""
-    if any(hasattr(layer.attention, "pos_key_proj") for layer in layers_of(model)):
+    """Raise UserError E307 unless `heads_can_go`."""
+    if not heads_can_go(model):
         what = "heads of a DeBERTa with share_att_key: false span position matrices of their own"
         raise UserError("E307", what, "Take a model with share_att_key: true (every DeBERTa-v3 has it), or prune no heads")
 
@@ -100,11 +106,21 @@ def _check(layers: list[Layer], removals: Mapping[int, Removal]) -> None:
         raise UserError("E501", "no block would be left", "Keep at least one block of each stack")
 
 
-def _check_masks(model: nn.Module, removals: Mapping[int, Removal]) -> None:
-    types = set(getattr(model.config, "layer_types", None) or ())
-    if any(removal.whole for removal in removals.values()) and row_of_model(model).masks_by_place and len(types) > 1:
-        what = f"blocks with {' and '.join(sorted(types))} find their attention mask by their place, so none of them can go"
+def blocks_can_go(model: nn.Module) -> bool:
+    """Whether a block keeps its attention mask where one before it is gone."""
+    return not row_of_model(model).masks_by_place or len(_mask_types(model)) < 2
+
+
+def check_blocks(model: nn.Module) -> None:
+    """Raise UserError E501 unless `blocks_can_go`."""
+    if not blocks_can_go(model):
+        types = " and ".join(_mask_types(model))
+        what = f"blocks with {types} find their attention mask by their place, so none of them can go"
         raise UserError("E501", what, "Prune heads or neurons instead of layers")
+
+
+def _mask_types(model: nn.Module) -> list[str]:
+    return sorted(set(getattr(model.config, "layer_types", None) or ()))
 
 
 def _everything(layers: list[Layer]) -> Kept:
@@ -125,7 +141,8 @@ def _without(kept: Kept, removals: Mapping[int, Removal]) -> Kept:
 
 
 def _others(items: list[int], places: list[int]) -> list[int]:
-    return [item for place, item in enumerate(items) if place not in set(places)]
+    gone = set(places)
+    return [item for place, item in enumerate(items) if place not in gone]
 
 
 def _cut(model: nn.Module, layer: Layer, structure: str, gone: list[int]) -> None:
@@ -168,7 +185,7 @@ def removals_to(model: nn.Module, kept: Kept) -> dict[int, Removal]:
     """The removals that leave `kept` of each block of `model`, dense or pruned (none where `kept` is empty)."""
     before, removals = kept_of(model) or _everything(layers_of(model)), {}
     for place, (number, row) in enumerate(before.items() if kept else ()):
-        remaining = kept.get(number, {})
+        remaining = {name: set(units) for name, units in kept.get(number, {}).items()}
         gone = {name: [unit for unit, index in enumerate(row[name]) if index not in units] for name, units in remaining.items()}
         removals[place] = Removal(**gone, whole=number not in kept)
     return removals

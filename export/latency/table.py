@@ -28,7 +28,7 @@ from compressor.models.first_token import reads_first_token
 from compressor.models.modules import STRUCTURES
 from compressor.models.special_tokens import end_id_of
 from compressor.pruning.sizes import stacks_of
-from compressor.pruning.surgery import Removal, remove
+from compressor.pruning.surgery import Removal, blocks_can_go, heads_can_go, remove
 from export.graph.trace import trace
 from export.latency.measure import LatencyVariant, Measurement, measure
 from export.latency.passes import Pass, PassMeasurement, measure_passes
@@ -95,7 +95,8 @@ class LatencyTable:
 
 
 def probes(model: nn.Module) -> list[dict[int, Removal]]:
-    """Removals to time for the cost of every structure that `model` has; blocks that others depend on are left as they are.
+    """Removals to time for the cost of every structure that can be removed from `model`; blocks that others depend on are left
+    as they are.
 
     A last block of which files compute one token keeps a head: without any, nothing reads the other tokens of the blocks before
     it, and files compute one token there, too.
@@ -103,7 +104,7 @@ def probes(model: nn.Module) -> list[dict[int, Removal]]:
     layers = dict(enumerate(layers_of(model)))
     last = len(layers) - 1 if reads_first_token(model) else None
     removals = []
-    for structure in STRUCTURES:
+    for structure in (name for name in STRUCTURES if name != "heads" or heads_can_go(model)):
         free = {n: layer for n, layer in layers.items() if layer.units(structure) and not layer.needed}
         total = max((layer.units(structure) for layer in free.values()), default=0)
         for kept in sorted({int(knot * total) for knot in KNOTS} - {total}):
@@ -113,7 +114,7 @@ def probes(model: nn.Module) -> list[dict[int, Removal]]:
             gone = list(range(int(structure == "heads"), total))
             removals.append({last: Removal(**{structure: gone})} if gone else {})
     gone, start = [], 0
-    for stack in stacks_of(model):
+    for stack in stacks_of(model) if blocks_can_go(model) else ():
         gone += range(start + (len(stack) + 1) // 2, start + len(stack))
         start += len(stack)
     removals.append({number: Removal(whole=True) for number in gone})

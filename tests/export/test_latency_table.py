@@ -17,7 +17,7 @@ from compressor.pruning.surgery import Removal, remove
 from export.latency import table as latency_table
 from export.latency.measure import LatencyVariant, measure, summarize
 from export.latency.table import LatencyTable, exported, fit, measure_table, probes, undisturbed
-from tests.compressor.conftest import tiny
+from tests.compressor.conftest import EXTRA, tiny
 
 FACTS = {"batch": 2, "shape": {"layers": (1, 2)}}
 
@@ -66,6 +66,27 @@ def test_the_last_block_is_timed_by_itself_where_the_head_reads_the_first_token_
     # it always keeps a head: without any, files would compute the first token alone in every block
     assert all(len(removals[2].heads) < 4 for removals in reads if 2 in removals)
     assert not [removals for removals in other if removals.keys() == {2} and not removals[2].whole]
+
+
+MIXED = {"use_sliding_window": True, "sliding_window": 4, "layer_types": ["full_attention", "sliding_attention"] * 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "facts", "stays"),
+    [
+        ("deberta-v2", {"share_att_key": False}, lambda removal: removal.heads),
+        ("qwen3", {**MIXED, "num_hidden_layers": 4}, lambda removal: removal.whole),
+    ],
+)
+def test_what_cannot_be_removed_is_not_timed(monkeypatch, name, facts, stays):
+    """Heads with position matrices of their own; blocks that find their masks by their place."""
+    monkeypatch.setitem(EXTRA, name, {**EXTRA[name], **facts})
+    dense, removed = shape_of(tiny(name)), probes(tiny(name))
+    assert removed and not [one for removals in removed for one in removals.values() if stays(one)]
+    table = true_table(dense)
+    shapes = [dense, *(cut(name, removals) for removals in removed)]
+    found = fit(FACTS, [(shape, table.ms(shape)) for shape in shapes])
+    assert [found.ms(shape) for shape in shapes] == pytest.approx([table.ms(shape) for shape in shapes], rel=1e-6)
 
 
 def test_a_last_block_keeps_its_only_head():

@@ -101,6 +101,16 @@ def test_heads_that_span_more_than_the_anatomy_knows(monkeypatch):
         assert prune_plan(config, start("deberta-v2")).shape.parameters < start("deberta-v2").shape.parameters
 
 
+def test_blocks_that_find_their_mask_by_place_are_searched_in_no_plan(monkeypatch):
+    facts = {"use_sliding_window": True, "sliding_window": 4, "layer_types": ["full_attention", "sliding_attention"] * 2}
+    monkeypatch.setitem(EXTRA, "qwen3", {**EXTRA["qwen3"], **facts, "num_hidden_layers": 4})
+    search = {"target": {"speedup": 1.5}, "structures": ["layers", "neurons"]}
+    with pytest.raises(UserError, match=r"E501 .*find their attention mask by their place"):
+        prune_plan(PruneConfig(search=search), start("qwen3"))
+    search = {"target": {"speedup": 1.5}, "structures": ["neurons"]}
+    assert prune_plan(PruneConfig(search=search), start("qwen3")).shape == start("qwen3").shape
+
+
 @pytest.mark.parametrize(
     ("architecture", "item", "says"),
     [

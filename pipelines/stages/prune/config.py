@@ -258,11 +258,13 @@ def plan(config: PruneConfig, plan: Plan) -> Plan:
 
 def pruned_plan(config: PruneConfig, plan: Plan) -> Plan:
     """The plan after the items or the search."""
-    from compressor.pruning.surgery import check_heads
+    from compressor.pruning.surgery import check_blocks, check_heads
 
     if config.search:
         if "heads" in config.search.structures:
             check_heads(plan.model)
+        if "layers" in config.search.structures:
+            check_blocks(plan.model)
         return planned(config.search, plan)
     for item in config.items:
         if item.structure == "weights":
