@@ -45,8 +45,7 @@ class InsertFormulas:
     token_macs: Callable[[int, int], int] = lambda size, hidden: 0
     """(size, d) -> multiply-adds for one token."""
     in_attention: bool = False
-    """Its size is a number of additional positions that every token attends to; it is pruned with the heads, and removed with
-    the last one."""
+    """Its size is a number of further positions that every token attends to; it is pruned with the heads and goes with the last."""
 
 
 ADAPTERS = InsertFormulas("adapters", lambda b, d, k: (2 * b * d, b + d), token_macs=lambda b, d: 2 * b * d)
@@ -264,12 +263,13 @@ class ModelShape:
 
     def unread_flops(self, length: int) -> int:
         """The part of a row's FLOPs that a file saves where the head reads the first token alone: all but keys and values, of
-        the last block at the other tokens."""
-        last = self.layers[-1]
-        matrices = sum(math.prod(last.matrix(name, self.hidden)) for name in last.modules if name not in ("key", "value"))
-        adapters = sum(INSERTS[insert.kind].token_macs(insert.size, self.hidden) for insert in last.inserts)
-        attention = last.width * (2 * (length + last.prefix_length) + last.positions)
-        return 2 * (length - 1) * (matrices + adapters + attention)
+        the last block at the other tokens; where that has no head left, of the block before it, too, and so on."""
+        unread, first = 0, max((place for place, layer in enumerate(self.layers) if layer.width), default=0)
+        for layer in self.layers[first:]:
+            matrices = sum(math.prod(layer.matrix(name, self.hidden)) for name in layer.modules if name not in ("key", "value"))
+            adapters = sum(INSERTS[insert.kind].token_macs(insert.size, self.hidden) for insert in layer.inserts)
+            unread += matrices + adapters + layer.width * (2 * (length + layer.prefix_length) + layer.positions)
+        return 2 * (length - 1) * unread
 
     def with_inserts(self, added: Sequence[tuple[Inserted, ...]]) -> ModelShape:
         """The same model with more adapters and prefixes, layer by layer."""

@@ -27,7 +27,12 @@ from tests.compressor.conftest import LAYERS, TRIED, tiny
 from tests.export.conftest import INT8_APART, UNEQUAL, check_wholly, encoding
 
 JOINED = ("bert", "distilbert", "electra", "roberta", "xlm-roberta")
-PLANS = {"dense": {}, "unequal": UNEQUAL, "emptied": {0: Removal(list(range(4)), [1]), 1: Removal([0, 2, 3], [])}}
+PLANS = {
+    "dense": {},
+    "unequal": UNEQUAL,
+    "emptied": {0: Removal(list(range(4)), [1]), 1: Removal([0, 2, 3], [])},
+    "without a last head": {2: Removal(list(range(4)), [])},
+}
 
 
 CASES = [("bert", plan) for plan in PLANS]
