@@ -9,6 +9,8 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Iterator, Sequence
 
+from compressor.tasks.rows import spaced
+
 Row = tuple[str, ...]
 """The texts of a row, one per column."""
 
@@ -21,20 +23,20 @@ KEPT = (0.3, 0.8)
 
 def variants(rows: Sequence[Row], count: int, seed: int, known: Collection[Row] = ()) -> Iterator[Row]:
     """`count` variants of every row, in `count` passes over the rows in random order; equal ones and those in `known` are left
-    out.
+    out, whatever their white space.
 
     In each, one text of the row is changed: it ends as another row's does, or is a part of itself, or lacks words, or has words
     of another row.
     """
-    draw, seen = random.Random(seed), set(known) | set(rows)
+    draw, seen = random.Random(seed), {spaced(row) for row in (*known, *rows)}
     for _ in range(count):
         for row in draw.sample(rows, len(rows)):
             column = draw.randrange(len(row))
             change = draw.choice(CHANGES)
             text = change(row[column], draw.choice(rows)[column], draw)
             made = (*row[:column], text, *row[column + 1 :])
-            if text.strip() and made not in seen:
-                seen.add(made)
+            if text.strip() and spaced(made) not in seen:
+                seen.add(spaced(made))
                 yield made
 
 

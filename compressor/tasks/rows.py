@@ -26,6 +26,11 @@ class Split:
         return len(self.labels)
 
 
+def spaced(texts: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The texts of a row with single spaces, to compare rows by: a cell may end in a space, a line of a .txt file does not."""
+    return tuple(" ".join(text.split()) if isinstance(text, str) else text for text in texts)
+
+
 def require_lengths(lengths: Sequence[int], most: int, split: Split, path: Path, what: str, advice: str) -> None:
     """Raise UserError E213 where a row has more than `most` tokens and none may be cut off; `what` is the word for rows."""
     if long := [row for row, length in enumerate(lengths) if length > most]:

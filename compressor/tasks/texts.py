@@ -9,7 +9,7 @@ from compressor.errors import UserError
 from compressor.models.hub import TOKENS
 from compressor.tasks import TaskConfig, ending
 from compressor.tasks.reading import Rows, TaskData, read_rows, read_tests, require_columns, require_sentences
-from compressor.tasks.rows import Split
+from compressor.tasks.rows import Split, spaced
 from compressor.tasks.sources.content import data_text
 from compressor.tasks.task_kind import TaskKind, kind_of
 
@@ -44,14 +44,14 @@ def unlabelled(texts: list[tuple[Any, ...]], lines: list[int], kind: TaskKind) -
 
 
 def task_texts(task: TaskConfig, data: TaskData) -> set[tuple[Any, ...]]:
-    """The texts of all rows in the task's files."""
+    """The texts of all rows in the task's files, `spaced`."""
     tests = read_tests(task, data.label_names).values()
-    return {texts for rows in (data.train, data.validation, *tests) for texts in rows.texts}
+    return {spaced(texts) for rows in (data.train, data.validation, *tests) for texts in rows.texts}
 
 
 def new_texts(split: Split, task: TaskConfig, data: TaskData, path: Path) -> Split:
-    """The texts that occur in no file of the task, each once. Raises UserError E204 where there is none, E223 for another
-    number of choices.
+    """The texts that occur in no file of the task, each once, whatever their white space. Raises UserError E204 where there is
+    none, E223 for another number of choices.
 
     A row that quality is measured on must not be learnt from; a training row is trained on anyway.
     """
@@ -59,7 +59,7 @@ def new_texts(split: Split, task: TaskConfig, data: TaskData, path: Path) -> Spl
         what = f"rows of {texts - 1} choices, the task has {theirs - 1}"
         raise UserError("E223", what, "Give every row as many choices", f"{path}:{split.lines[0]}")
     seen = task_texts(task, data)
-    new = [row for row, texts in enumerate(split.texts) if texts not in seen and not seen.add(texts)]
+    new = [row for row, texts in enumerate(map(spaced, split.texts)) if texts not in seen and not seen.add(texts)]
     if not new:
         raise UserError("E204", "every text is in a file of the task", "Give other texts", str(path))
     return Split(*([column[row] for row in new] for column in (split.texts, split.labels, split.lines)))

@@ -25,6 +25,13 @@ def test_texts_of_the_task_are_left_out():
     assert not known & set(variants(ROWS, 5, seed=0, known=known))
 
 
+def test_a_row_that_differs_in_white_space_alone_is_no_variant():
+    rows = [("good film ",), (" a  plot",)]
+    known = {("film",), ("good",), ("a",), ("plot",)}
+    made = [text.split() for (text,) in variants(rows, 50, seed=0, known=known)]
+    assert made and not [words for words in made if words in (["good", "film"], ["a", "plot"])]
+
+
 def test_one_text_of_a_pair_changes_and_stays_in_its_column():
     for first, second in variants(PAIRS, 20, seed=0):
         assert (first in {row[0] for row in PAIRS}) != (second in {row[1] for row in PAIRS})

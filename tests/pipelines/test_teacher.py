@@ -12,7 +12,7 @@ from compressor.tasks import TaskConfig
 from compressor.tasks.texts import read_texts
 from pipelines.check.checkup import account_of, lines_of
 from pipelines.check.estimate import files_of
-from pipelines.engine.preflight import check_inputs, check_tokens
+from pipelines.engine.preflight import check_inputs, check_tokens, make_plan
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
 from pipelines.reporting.words import teacher_note
@@ -69,6 +69,16 @@ def test_it_learns_from_the_texts(go, project, store):
     assert plan.trainable[-1] == ("recover", made.metadata["trainable"]["body"])
     # a distance from the teacher, without a cross-entropy of labels
     assert made.metadata["losses"][0]["loss"] < 0.3 < made.metadata["control"]["losses"][0]["loss"]
+
+
+@pytest.mark.parametrize("between", [[], [{"recover": {"id": "first", "method": "lora", "rank": 2}}]])
+def test_same_is_counted_as_what_it_continues(project, between):
+    """After full tuning every weight but the token embeddings, if texts are learned; after a LoRA on that its factors alone."""
+    stages = [{"tune": {"method": "full"}}, PRUNE, *between, {"recover": {"texts": "texts.txt"}}]
+    path = write_pipeline(project.parent, stages=stages, rows=40)
+    named = ["recover.method=lora", "recover.rank=2"] if between else ["recover.method=full"]
+    same, other = (make_plan(check_inputs(load_pipeline(path, options))).trainable[-1] for options in ([], named))
+    assert same == other
 
 
 @pytest.mark.slow
@@ -172,7 +182,7 @@ def test_check_tells_the_variants(project, overrides, told):
 
 def test_a_text_that_is_scored_is_not_learnt(project):
     scored = (project.parent / "texts.txt").read_text().splitlines()[2]
-    (project.parent / "scored.tsv").write_text(f"sentence\tlabel\n{scored}\tclass0\n")
+    (project.parent / "scored.tsv").write_text(f"sentence\tlabel\n {scored.replace(' ', '  ')} \tclass0\n")
     account = account_of(check_inputs(load_pipeline(project, [f"task.test={project.parent / 'scored.tsv'}"])))
     assert (account["files"]["recover.texts"]["rows"], account["files"]["recover.texts"]["left_out"]) == (39, 42)
 

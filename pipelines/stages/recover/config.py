@@ -250,7 +250,7 @@ def rate_of_labels(config: RecoverConfig, before: str) -> float:
 
 def corrected(config: RecoverConfig, kinds: Sequence[str] = ()) -> dict[str, Any]:
     """What an earlier version computed otherwise: a control that learned labels at any given rate, or named no kind of task in
-    its state; a second adapter at a norm, which hid the first."""
+    its state; a second adapter at a norm, which hid the first; texts that are scored, learnt where only white space differed."""
     of_labels = config.control and config.unlabelled and config.teacher is None and config.learning_rate is not None
     higher = of_labels and (config.method == "same" or config.learning_rate > rate_of_labels(config, config.method))
     at_norms = config.method == "adapter" and config.placement == "adapterhub"
@@ -259,6 +259,7 @@ def corrected(config: RecoverConfig, kinds: Sequence[str] = ()) -> dict[str, Any
         **({"control": 2} if higher else {}),
         **({"norm_adapters": 2} if at_norms else {}),
         **({"control_kind": 2} if unnamed else {}),
+        **({"spaced_texts": 2} if config.unlabelled else {}),
     }
 
 
