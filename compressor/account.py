@@ -1,11 +1,12 @@
 """Closed-form estimate of a pipeline before it runs: what each stage would train, remove and keep.
 
-A stage's `plan` takes a `Plan` and gives the next one; `compress run --dry-run` shows the last.
+A stage's `plan` takes a `Plan` and gives the next one; `compress run --dry-run` shows that of the last stage that runs.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -121,13 +122,18 @@ class Plan:
     """One for every prune of single weights; these do not change shapes."""
     tuned: ModelShape | None = None
     """The model before the first prune, with its adapters and prefixes: the dense model that a target is relative to."""
+    steps: Mapping[str, int] = field(default_factory=dict)
+    """Of structures of which only the run decides how many units each layer keeps: a number of which that is a multiple."""
+    train_rows: int | None = None
+    """Number of the task's training rows; None for several tasks."""
 
     @classmethod
     def start(cls, base_folder: Path, task) -> Plan:
         """Plan of the dense model, before any stage."""
-        model = weightless_model(base_folder, read_task(task).label_names, kind_of(task.kind).auto_class)
+        data = read_task(task)
+        model = weightless_model(base_folder, data.label_names, kind_of(task.kind).auto_class)
         shape = shape_of(model)
-        return cls(shape, shape, model, length=task.max_length)
+        return cls(shape, shape, model, length=task.max_length, train_rows=len(data.train))
 
     def rows(self) -> list[tuple[str, str, str]]:
         """Rows of the plan's table: (quantity, before, after)."""

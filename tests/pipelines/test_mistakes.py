@@ -200,6 +200,15 @@ MISTAKES = [
         "a pattern and a share", weights("pattern: 2:4, remove: 0.5"), "E104 {file}:7: stages[2].prune: pattern 2:4 fixes what"
     ),
     Mistake("weights without a share", weights("criterion: weight"), "E104 {file}:7: stages[2].prune: an unstructured item"),
+    Mistake(
+        "a pattern behind neurons that the whole model lost",
+        (
+            "{structure: heads, criterion: delta, remove: 1}",
+            "[{structure: neurons, criterion: weight, scope: global, remove: 0.5}, {structure: weights, pattern: 2:4}]",
+        ),
+        "E505 {file}:7: stages[2].prune: only the run decides how many neurons each layer keeps: the pattern 2:4 may not fit",
+        "the inputs of ffn_out. Leave out this module, or remove them with scope: layer",
+    ),
     Mistake("all weights", weights("remove: 1"), "E104 {file}:7: stages[2].prune.remove: must be less than 1, not 1"),
     Mistake(
         "two shares of one pool",

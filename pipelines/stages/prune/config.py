@@ -25,10 +25,11 @@ from pipelines.stages.prune.targets import (
     TargetSearch,
     closed_form,
     surroundings,
+    tile_of,
     widths,
 )
 from pipelines.stages.prune.timed_file import check_timed, in_deployed_file, warnings_of
-from pipelines.stages.prune.uneven_layers import uneven_warnings
+from pipelines.stages.prune.uneven_layers import steps_of_item, steps_of_search, uneven_warnings
 from pipelines.stages.training_config import DEFAULT_MODULES, merged_problems, on_of
 
 if TYPE_CHECKING:
@@ -265,7 +266,8 @@ def pruned_plan(config: PruneConfig, plan: Plan) -> Plan:
             check_heads(plan.model)
         if "layers" in config.search.structures:
             check_blocks(plan.model)
-        return planned(config.search, plan)
+        steps = steps_of_search(config.search.ranked, plan.shape, tile_of(config.search.target))
+        return replace(planned(config.search, plan), steps={**plan.steps, **steps})
     for item in config.items:
         if item.structure == "weights":
             plan = prune_weights.plan(item, plan)
@@ -280,7 +282,7 @@ def pruned_plan(config: PruneConfig, plan: Plan) -> Plan:
         if whole_layers:
             plan = without_blocks(plan, {place for place, count in enumerate(kept) if not count})
         else:
-            plan = replace(plan, shape=plan.shape.with_units(item.structure, kept))
+            plan = replace(plan, shape=plan.shape.with_units(item.structure, kept), steps=steps_of_item(item, plan.steps))
     return plan
 
 

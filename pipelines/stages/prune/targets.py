@@ -186,8 +186,7 @@ def widths(
     if need <= 0:
         return None
     prices = prices or even_prices(shape, search.structures)
-    tile = RUNTIMES[target.runtime].tiles.get(target.precision, 1) if target.timed else 1
-    blocks = blocks_of(shape, prices, measure, search.keep.model_dump(), _staying(search, shape, prices), tile)
+    blocks = blocks_of(shape, prices, measure, search.keep.model_dump(), _staying(search, shape, prices), tile_of(target))
     chosen = choose_widths(blocks, need)
     if chosen is None:
         best = target.say(target.reached(now - most_saved(blocks), dense_cost))
@@ -195,6 +194,11 @@ def widths(
         what = f"{target.say(target.value)} is out of reach: removing everything allowed gives {best}"
         raise UserError("E520", what, f"Choose a lower target{more}")
     return chosen
+
+
+def tile_of(target: Target) -> int:
+    """The columns that the kernels of a timed target's runtime take at once."""
+    return RUNTIMES[target.runtime].tiles.get(target.precision, 1) if target.timed else 1
 
 
 def _staying(search: TargetSearch, shape: ModelShape, prices: Prices) -> list[int]:

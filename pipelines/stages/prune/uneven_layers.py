@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
 
+from compressor.account import Plan
+from compressor.errors import UserError
+from compressor.models.modules import STRUCTURES
+from compressor.pruning_criteria import NofM
 from pipelines.engine.stage import Entry
+
+if TYPE_CHECKING:
+    from compressor.cost import ModelShape
 
 
 class UnitsItem(Protocol):
@@ -29,6 +37,34 @@ def uneven_warnings(items: Iterable[UnitsItem], searched: Iterable[str], later: 
         for item in _of_units(entry.config.items):
             if item.structure in uneven and not item.everywhere:
                 yield from _told(item, f"'{entry.id}'")
+
+
+def steps_of_item(item: UnitsItem, before: Mapping[str, int]) -> Mapping[str, int]:
+    """`Plan.steps` after an item."""
+    uneven = item.structure != "layers" and (item.everywhere or item.structure in before)
+    return {**before, item.structure: 1} if uneven else before
+
+
+def steps_of_search(structures: Iterable[str], shape: ModelShape, tile: int) -> Mapping[str, int]:
+    """`Plan.steps` after a search in steps of `tile` columns: a layer keeps all its units, or a multiple of its step."""
+    from compressor.pruning.search import step_of
+
+    units = {name: [layer.units(name) for layer in shape.layers if layer.units(name)] for name in structures}
+    steps = {"neurons": [step_of(count, tile) for count in units.get("neurons", ())]}
+    return {name: math.gcd(*counts, *steps.get(name, [1])) for name, counts in units.items()}
+
+
+def check_steps(name: str, pattern: NofM, plan: Plan) -> None:
+    """Raise UserError E505 where the inputs of the matrices `name` may be no multiple of a pattern's run in some layer."""
+    structure = next((key for key in plan.steps if STRUCTURES[key].columns == name), None)
+    if structure is None:
+        return
+    step = plan.steps[structure] * (1 if structure == "neurons" else plan.shape.layers[0].head_size)
+    if step % pattern.run:
+        what = (
+            f"only the run decides how many {structure} each layer keeps: the pattern {pattern.keep}:{pattern.run} may not fit"
+        )
+        raise UserError("E505", f"{what} the inputs of {name}", "Leave out this module, or remove them with scope: layer")
 
 
 def _of_units(items: Iterable[UnitsItem]) -> Iterable[UnitsItem]:
