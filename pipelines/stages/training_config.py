@@ -233,8 +233,13 @@ def length_problems(config: TrainingConfig) -> Iterable[Problem]:
     if config.steps is not None and "epochs" in config.model_fields_set:
         yield Problem("E403", "steps and epochs exclude each other", "Keep one of them", ("steps",))
     if config.burn_in is not None and config.steps is not None and config.burn_in >= config.steps:
-        what = f"burn_in is {config.burn_in:,} steps, the training has {config.steps:,}"
-        yield Problem("E413", what, "Lower it, or train longer: the positions are trained further after it", ("burn_in",))
+        yield Problem("E413", *burn_in_fault(config.burn_in, config.steps), ("burn_in",))
+
+
+def burn_in_fault(burn_in: int, steps: int) -> tuple[str, str]:
+    """What is wrong with a burn-in that is not shorter than the training, and what to do about it."""
+    what = f"burn_in is {burn_in:,} steps, the training has {steps:,}"
+    return what, "Lower it, or train longer: the positions are trained further after it"
 
 
 def kind_problems(config: TrainingConfig, kinds: Iterable[str]) -> Iterable[Problem]:

@@ -13,7 +13,7 @@ from compressor.methods import (
     Options,
     method,
 )
-from pipelines.stages.training_config import TrainingConfig
+from pipelines.stages.training_config import TrainingConfig, burn_in_fault
 
 PASSES_OF_LABELS = 3.0
 """Most passes over the training rows of a control that learns their labels instead of texts: in as many steps as the texts
@@ -23,13 +23,14 @@ take it would overfit few rows, and be a weaker baseline."""
 def planned(config: TrainingConfig, name: str, plan: Plan) -> tuple[Trained, ModelShape]:
     """What a stage with this config and method would train at this point of the plan, and the resulting shape.
 
-    Raises UserError E104 (a rank above that of every matrix), E302 and E407.
+    Raises UserError E104 (a rank above that of every matrix), E302, E407, E408 and E413.
     """
     from compressor.methods import apply
 
     # which positions will be chosen is not known yet; how many is (`Trained.places`)
     options = config.options(plan.places.ground if plan.places else None, {}, group=str(len(plan.trainable) + 1))
     check_rank(method(name), options, plan.shape)
+    check_steps(config, options, plan.train_rows)
     apply(plan.model, name, options)
     return Trained(name, options, plan.places), plan.shape.with_inserts(added_by(options.group, plan.model))
 
@@ -51,6 +52,25 @@ def check_rank(row: Method, options: Options, shape: ModelShape) -> None:
     if options.rank > full:
         what = f"rank {options.rank:,}, where the matrices have at most {full:,} rows and columns"
         raise UserError("E104", what, f"Use at most {full:,}; 4 to 64 are usual")
+
+
+def check_steps(config: TrainingConfig, options: Options, rows: int | None) -> None:
+    """Raises UserError E413 for a burn-in, E408 for checkpoints of a growing Ω, for which a training on `rows` is too short."""
+    if not (config.burn_in or config.checkpoints):
+        return
+    # how many rows texts and their variants add is known only once they are drawn
+    if config.steps is None and (rows is None or getattr(config, "unlabelled", False)):
+        return
+    from compressor.selection.growth import choice_steps
+    from pipelines.stages.trainings import schedule_of
+
+    steps = schedule_of(config, method(config.method), seed=0).steps(rows or 0)
+    if config.burn_in is not None and config.burn_in >= steps:
+        raise UserError("E413", *burn_in_fault(config.burn_in, steps))
+    sizes, times = len({*(config.checkpoints or ()), config.budget}), len(choice_steps(steps, options.schedule))
+    if config.checkpoints and sizes > times:
+        what = f"checkpoints and budget are {sizes} sizes of Ω, which grows in {times:,} of {steps:,} steps"
+        raise UserError("E408", what, f"Drop some, or {'train longer' if times == steps else 'use schedule: exact'}")
 
 
 def counted(stage: str, trained: Trained, shape: ModelShape) -> tuple[str, int]:

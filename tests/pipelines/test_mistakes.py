@@ -702,6 +702,17 @@ MISTAKES = [
         "E414 {file}:8: stages[3].recover: top is 9, the model has 2 blocks",
     ),
     Mistake(
+        "a burn-in as long as the passes over the rows",
+        ("method: same", "method: diff_pruning, budget: 9, burn_in: 10, epochs: 2"),
+        "E413 {file}:8: stages[3].recover: burn_in is 10 steps, the training has 10",
+    ),
+    Mistake(
+        "more checkpoints than steps in which the positions grow",
+        ("  - select: {count: 4}\n  - tune: {rank: 4", f"  - tune: {{{GROWS}, epochs: 1, checkpoints: [2, 3, 4, 5, 6]"),
+        "E408 {file}:5: stages[0].tune: checkpoints and budget are 6 sizes of Ω, which grows in 5 of 5 steps.",
+        "train longer",
+    ),
+    Mistake(
         "all of a model of which the last blocks were trained",
         rewrite(LAST_BLOCKS.replace("criterion: delta", "criterion: weight")),
         "E404 {file}:7: stages[2].recover.method: same would train the whole model, 'tune' trained its last 1 blocks",

@@ -5,8 +5,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from compressor.errors import UserErrors
+from compressor.errors import UserError, UserErrors
 from compressor.methods import method
+from compressor.selection.growth import growth_targets
 from compressor.tasks.data import Data, TokenRows
 from compressor.tasks.task_kind import kind_of
 from compressor.training import mixed_precision
@@ -16,6 +17,8 @@ from pipelines.engine.stage import Inputs
 from pipelines.file.config import load_pipeline
 from pipelines.reporting.gather import trainable_rows
 from pipelines.reporting.tables import trainable
+from pipelines.stages.recover.config import RecoverConfig
+from pipelines.stages.training_plan import check_steps
 from pipelines.stages.trainings import rows_of, schedule_of
 from pipelines.stages.tune.config import TuneConfig
 from tests.tiny import write_pipeline
@@ -100,3 +103,37 @@ def test_bf16_is_refused_where_it_would_be_emulated(stage, tmp_path, monkeypatch
     pipeline = load_pipeline(write_pipeline(tmp_path, stages=stages, rows=24))
     with pytest.raises(UserErrors, match=r"E904 .*precision: bf16 is slower than fp32 here"):
         make_plan(check_inputs(pipeline))
+
+
+def refusal(rows: int | None, **keys) -> str | None:
+    """The code with which a recovery on so many rows is too short for its own keys, if it is."""
+    config = RecoverConfig(**keys)
+    try:
+        check_steps(config, config.options(None, {}, "1"), rows)
+    except UserError as error:
+        return error.code
+
+
+@pytest.mark.parametrize(
+    ("keys", "rows", "code"),
+    [
+        ({"burn_in": 125}, 4000, "E413"),
+        ({"burn_in": 124}, 4000, None),
+        ({"burn_in": 126, "accumulate": 2, "epochs": 2}, 4000, "E413"),
+        ({"burn_in": 126, "augment": 1}, 4000, None),  # on more rows
+        ({"burn_in": 126}, None, None),
+        ({}, 1, None),
+    ],
+)
+def test_a_burn_in_is_compared_with_the_steps_on_the_rows(keys, rows, code):
+    """The control of texts without labels has a burn-in of its own."""
+    assert refusal(rows, method="diff_pruning", budget=0.01, **keys) == code
+
+
+@pytest.mark.parametrize("schedule", ["exact", "cohorts"])
+@pytest.mark.parametrize("steps", [1, 4, 5, 32, 40])
+@pytest.mark.parametrize("stops", [(7,), (20, 40, 60, 80), tuple(range(1, 32)), tuple(range(1, 33))])
+def test_checkpoints_are_refused_early_where_the_training_would(schedule, steps, stops):
+    keys = {"method": "selective", "strategy": "increment", "budget": 90, "schedule": schedule, "checkpoints": stops}
+    missed = not set(stops) <= set(growth_targets(90, steps, schedule, stops).values())
+    assert refusal(32 * steps, **keys) == refusal(None, steps=steps, **keys) == ("E408" if missed else None)
