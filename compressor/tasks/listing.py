@@ -9,6 +9,9 @@ from compressor.errors import UserError
 
 MOST_NAMED = 20
 
+NO_LABEL = ("-", "?", "N/A", "n/a", "NA", "nan", "NaN", "null", "NULL")
+"""What stands for a missing label in data sets with labels in words: SNLI has -, pandas writes nan."""
+
 
 def listed(names: Sequence[str]) -> str:
     """'a, b, c'; of many names only the first ones, and how many more there are."""

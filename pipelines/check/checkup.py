@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from compressor.tasks import data_files, named_files
+from compressor.tasks import data_files, ending, named_files
 from compressor.tasks.data import task_tokenizer
 from compressor.tasks.features import targets_of, tokens_of
+from compressor.tasks.kinds.classification import INTEGER
+from compressor.tasks.listing import NO_LABEL
 from compressor.tasks.reading import read_task, read_tests
 from compressor.tasks.rows import Split
 from compressor.tasks.task_kind import TaskKind, kind_of
@@ -28,6 +30,8 @@ SHOWN = 3
 """Largest number of lines of a file that a warning names."""
 UNBALANCED = 0.9
 """Share of the largest class above which a constant prediction scores well."""
+RARE = 0.01
+"""Share of the rows below which labels that are words, where the others are numbers, are taken for slips."""
 
 
 def account_of(ready: Ready) -> dict[str, Any]:
@@ -92,9 +96,13 @@ def warnings_of(splits: dict[str, Split], kind: TaskKind, task: TaskConfig, fact
             yield f"{key}: {split['cut_targets']:,} of {split['rows']:,} targets longer than target_length, cut there"
         if split["constant"] is not None and split["constant"] >= UNBALANCED:
             yield f"{key}: {_unbalanced(kind, split['constant'])}"
+        if kind.classes is not TaskKind.classes:  # else the figures of the labels are not by class
+            yield from (f"{key}: {text}" for text in _odd_labels(split, kind))
     yield from _shared(splits, kind, task)
     for (key, split), file in zip(splits.items(), data_files(task), strict=True):
         yield from _contradictions(key, split, kind, file)
+        if ending(file) == ".tsv":
+            yield from _quoted(key, split, file)
 
 
 def _unbalanced(kind: TaskKind, constant: float) -> str:
@@ -102,6 +110,36 @@ def _unbalanced(kind: TaskKind, constant: float) -> str:
     if kind.metric.key == "accuracy":
         return f"{constant:.1%} of the rows have the same class: a constant prediction reaches that accuracy"
     return f"predicting the same labels for every row reaches a {kind.metric.name} of {constant:.1%}"
+
+
+def _odd_labels(split: dict[str, Any], kind: TaskKind) -> Iterator[str]:
+    """Warnings about classes that may be none: marks of missing labels, and a few words where the others are numbers."""
+    counts = {name: count for name, count in split["labels"].items() if count}
+    for mark in (mark for mark in NO_LABEL if mark in counts):
+        what = f"{counted(counts[mark])} with the label '{mark}', read as a class"
+        yield f"{what}; if it marks missing labels, delete them"
+    words = [name for name in counts if not INTEGER.fullmatch(name) and name not in NO_LABEL]
+    numbers = any(INTEGER.fullmatch(name) for name in counts)
+    # one of several labels of a row may well be rare
+    if kind.metric.key == "accuracy" and numbers and sum(counts[name] for name in words) < RARE * split["rows"]:
+        for name in words:
+            what = f"label '{name:.60}' ({counted(counts[name])}) is a word where the others are numbers"
+            yield f"{what}: it is one more class, and all are in alphabetical order (10 before 2)"
+
+
+def _quoted(name: str, split: Split, path: Path) -> Iterator[str]:
+    """Warning about cells with quotes around them and doubled ones inside, as in a table that pandas wrote."""
+    rows = [row for row, texts in enumerate(split.texts) if any(map(_looks_quoted, (*texts, split.labels[row])))]
+    if rows:
+        what = f"{counted(len(rows))} with quoted texts: .tsv has no quoting, the quotes are read as text"
+        yield f"{name}: {what}; save the file as .csv ({path.name}: {_lines(split, rows)})"
+
+
+def _looks_quoted(cell: Any) -> bool:
+    """Whether a cell is a text in quotes, with all quotes inside it doubled."""
+    if not isinstance(cell, str) or len(cell) < 2 or not cell[0] == cell[-1] == '"':
+        return False
+    return '""' in cell[1:-1] and '"' not in cell[1:-1].replace('""', "")
 
 
 def _key(split: Split, row: int, kind: TaskKind) -> Any:

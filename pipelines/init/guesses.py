@@ -14,6 +14,7 @@ from compressor.tasks import GENERATED, KINDS, ending
 from compressor.tasks.kinds.multilabel import cells_of
 from compressor.tasks.kinds.spans import answer_pairs
 from compressor.tasks.kinds.tokens import is_tag
+from compressor.tasks.listing import NO_LABEL
 from compressor.tasks.reading import WORD_FILES
 from pipelines.init.cell_labels import LABELS_IN
 from pipelines.init.column_names import LABELS, PAIRS, PROMPTS, TAGS, TEXTS, WORDS
@@ -271,8 +272,6 @@ def notes_on(table: DataTable, guessed: Guess, text: Sequence[str] = ()) -> list
     return notes
 
 
-NO_LABEL = ("-", "?", "N/A", "n/a", "NA", "nan", "NaN", "null", "NULL")
-"""What stands for a missing label in data sets with labels in words: SNLI has -, pandas writes nan."""
 READ_LISTS = {"multilabel": cells_of, "spans": answer_pairs}
 """Kinds whose label may be an empty list: a cell -> its list, None where it is none."""
 

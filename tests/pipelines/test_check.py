@@ -92,6 +92,55 @@ def test_check_tells_what_is_cut_shared_contradicted_and_unbalanced(tmp_path, co
     assert lines[-1].endswith("no faults in 4 stages, the model and the data")
 
 
+MARK = "train: {} read as a class; if it marks missing labels, delete them"
+WORD = "train: label '{}' ({}) is a word where the others are numbers: it is one more class, and all are in alphabetical order"
+QUOTED = "train: {} with quoted texts: .tsv has no quoting, the quotes are read as text; save the file as .csv (train.tsv: {})"
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({0: "good\tnan"}, [MARK.format("1 row with the label 'nan',")]),
+        (
+            {0: "good\tnan", 1: "bad\tNULL", 2: "a plot\tNULL"},
+            [MARK.format("1 row with the label 'nan',"), MARK.format("2 rows with the label 'NULL',")],
+        ),
+        ({0: "good\tone"}, [WORD.format("one", "1 row")]),
+        ({0: "good\tone", 1: "bad\tone"}, []),  # no slip any more
+        ({0: '"a ""good"" film"\t0', 2: '"""good"""\t2'}, [QUOTED.format("2 rows", "lines 2, 4")]),
+        ({0: '"a good film"\t0', 1: '"so "good" as ""bad"" is"\t1', 2: '""good"\t2', 3: '"\t0'}, []),
+    ],
+)
+def test_labels_and_texts_that_look_like_slips_are_told(tmp_path, compress, write, changed, told):
+    path = write(stages=STAGES[:2])
+    lines = [f"{'a film ' * (row % 7)}and {'very ' * (row // 7)}story\t{row % 3}" for row in range(160)]
+    (tmp_path / "dev.tsv").write_text(rows(*(f"the plot {line}" for line in lines)))
+    (tmp_path / "train.tsv").write_text(rows(*(changed.get(row, line) for row, line in enumerate(lines))))
+    code, shown, error = compress("check", path, "--json")
+    warnings = [text.removeprefix("task: ") for text in json.loads(shown)["warnings"]]
+    found = [text for text in warnings if "label" in text or "quoted" in text]
+    assert (code, error, len(found)) == (0, "", len(told)), found
+    assert all(text.startswith(says) for says, text in zip(told, found, strict=True)), found
+
+
+@pytest.mark.parametrize(
+    ("kind", "label", "labels", "told"),
+    [
+        ("multilabel", (True, False), ["nan", "5"], 1),
+        ("multilabel", (True, False), ["one", "5"], 0),
+        ("tokens", [1], ["O", "B-nan", "I-nan"], 0),
+        ("marked", 1, ["5", "nan"], 1),
+    ],
+)
+def test_only_labels_that_are_classes_can_look_like_slips(tmp_path, kind, label, labels, told):
+    rare = Split([("good",)], [label], [2])
+    other = (False, True) if kind == "multilabel" else [0] if kind == "tokens" else 0
+    split = Split([*rare.texts, *((f"text {row}",) for row in range(150))], [label, *[other] * 150], [*range(2, 153)])
+    row, task = kind_of(kind), TaskConfig(train=tmp_path, validation=tmp_path, text="text", label="labels")
+    facts = {"train": {"cut": 0, "rows": 151, "constant": None, "labels": row.spread(split.labels, labels)}}
+    assert len([*warnings_of({"train": split, "validation": replace(rare, texts=[("bad",)])}, row, task, facts)]) == told
+
+
 def test_check_as_json(compress, write):
     path = write()
     code, shown, error = compress("check", path, "--json")
@@ -208,7 +257,8 @@ def test_many_labels_have_no_class_and_no_accuracy(tmp_path):
     """Every row has the first of two labels: predicting it everywhere is a micro F1 of 20/21; 1 row in 10 has the other."""
     split = Split([(f"text {row}",) for row in range(10)], [(True, row == 0) for row in range(10)], list(range(1, 11)))
     kind, task = kind_of("multilabel"), TaskConfig(train=tmp_path, validation=tmp_path, text="text", label="labels")
-    facts = {"train": {"cut": 0, "rows": 10, "constant": kind.constant(split.labels)}}
+    counts = kind.spread(split.labels, ["joy", "love"])
+    facts = {"train": {"cut": 0, "rows": 10, "constant": kind.constant(split.labels), "labels": counts}}
     other = replace(split, texts=[(f"other {row}",) for row in range(10)])
     (warning,) = warnings_of({"train": split, "validation": other}, kind, task, facts)
     assert warning == "train: predicting the same labels for every row reaches a micro F1 of 95.2%"
