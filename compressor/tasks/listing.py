@@ -1,4 +1,4 @@
-"""Names of columns and classes: lists for error messages, and names that occur twice."""
+"""Names of columns and classes, and cells of data files: how messages show them, and names that occur twice."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ def listed(names: Sequence[str]) -> str:
     """'a, b, c'; of many names only the first ones, and how many more there are."""
     more = f" and {len(names) - MOST_NAMED:,} more" if len(names) > MOST_NAMED else ""
     return ", ".join(f"{name:.60}" for name in names[:MOST_NAMED]) + more
+
+
+def cell_shown(cell: object) -> str:
+    """A cell of a data file for a message; a missing one, or a null of JSON, is None only to Python."""
+    return "nothing" if cell is None else f"{cell!r:.60}"
 
 
 def repeated(names: Iterable[str]) -> str | None:

@@ -18,6 +18,7 @@ from compressor.errors import UserError
 from compressor.models.hub import GENERATES, GENERATIVE, SEQUENCES, TOKENS
 from compressor.tasks import KINDS, TaskConfig
 from compressor.tasks.features import encode
+from compressor.tasks.listing import cell_shown
 from compressor.tasks.metrics import difference_interval, interval
 from compressor.tasks.rows import Labels, Split
 
@@ -85,7 +86,7 @@ class Agreement:
 def require_text(name: str, text: object, where: str) -> None:
     """Raises UserError E206 for a cell of the column `name` that holds no text."""
     if not isinstance(text, str) or not text.strip():
-        raise UserError("E206", f"column '{name}' holds {text!r:.60}, not text", "Fill it or drop the row", where)
+        raise UserError("E206", f"column '{name}' holds {cell_shown(text)}, not text", "Fill it or drop the row", where)
 
 
 def text_cells(row: Mapping[str, Any], task: TaskConfig, path: Path, line: int) -> tuple[str, ...]:
@@ -274,7 +275,7 @@ def one_label(read: Callable[[object], Any], valid: str, fix: str) -> Callable[.
         texts = text_cells(row, task, path, line)
         label = read(row[task.label])
         if label is None:
-            what = f"column '{task.label}' holds {row[task.label]!r:.60}, not {valid}"
+            what = f"column '{task.label}' holds {cell_shown(row[task.label])}, not {valid}"
             raise UserError("E207", what, fix, f"{path}:{line}")
         return texts, label
 

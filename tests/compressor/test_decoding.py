@@ -241,7 +241,7 @@ def test_what_cannot_be_scored_is_told_with_its_rows(tmp_path, monkeypatch):
         check_data(task(tmp_path, metrics=["exact_match"], answer="#### (.+)"))
     with pytest.raises(UserErrors, match=r"E207 .*train.jsonl:1: column 'target' holds \[\]"):
         read_task(task(tmp_path, [("a", [])]))
-    with pytest.raises(UserErrors, match=r"E206 .*train.jsonl:1: column 'prompt' holds None"):
+    with pytest.raises(UserErrors, match=r"E206 .*train.jsonl:1: column 'prompt' holds nothing"):
         read_task(task(tmp_path, [(None, ["a"])]))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"E901 the metric nist needs the package nltk and sacrebleu.*\[metrics\]"):

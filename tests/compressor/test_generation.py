@@ -92,12 +92,12 @@ def test_a_number_is_a_target_as_its_text(tmp_path):
 @pytest.mark.parametrize(
     ("row", "code", "says"),
     [
-        ({"prompt": "a"}, "E207", "column 'target' holds None, not a text"),
+        ({"prompt": "a"}, "E207", "column 'target' holds nothing, not a text"),
         ({"prompt": "a", "target": " "}, "E207", "column 'target' holds ' '"),
         ({"prompt": "a", "target": True}, "E207", "column 'target' holds True"),
         ({"prompt": "a", "target": float("nan")}, "E207", "column 'target' holds nan, not a text or a number"),
         ({"prompt": "", "target": "b"}, "E206", "column 'prompt' holds ''"),
-        ({"target": "b"}, "E206", "column 'prompt' holds None"),
+        ({"target": "b"}, "E206", "column 'prompt' holds nothing"),
     ],
 )
 def test_mistakes_have_a_code_and_a_line(tmp_path, row, code, says):

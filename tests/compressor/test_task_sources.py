@@ -99,7 +99,7 @@ def test_bytes_that_are_no_text_are_neither_texts_nor_labels(write, columns, kin
 
 
 MISTAKES = {
-    "a null": ({"text": ["a b", None], "label": [1, 0]}, r"E206 .*train.parquet:2: column 'text' holds None, not text"),
+    "a null": ({"text": ["a b", None], "label": [1, 0]}, r"E206 .*train.parquet:2: column 'text' holds nothing, not text"),
     "no number": (
         {"text": ["a b", "c", "d"], "label": [1.5, 0.0, float("nan")]},
         r"E207 .*train.parquet:3: .* holds nan, not a finite number",
@@ -259,7 +259,7 @@ def test_a_split_is_read_once_into_a_file_that_reads_as_any_other(hub, tmp_path)
     assert [json.loads(line) for line in path.read_text().splitlines()] == hub.answer.rows[:2] and seen == [1, 2]
     assert read(path).label_names == ["0", "1"]
     assert fetch(wanted) == path and hub.calls == [("owner/name", "config", "train", True)]
-    with pytest.raises(UserError, match=r"E207 .*train.jsonl:3: column 'label' holds None"):  # -1 marks a hidden label
+    with pytest.raises(UserError, match=r"E207 .*train.jsonl:3: column 'label' holds nothing"):  # -1 marks a hidden label
         read(fetch(parse("hub:owner/name:config/train", tmp_path)))
 
 

@@ -100,7 +100,7 @@ def test_of_several_columns_each_text_stands_behind_its_name(tmp_path, folder):
         words(read_data(folder, config).train.tokens[0]["input_ids"]) == "quite plot [UNK] very good story [UNK] a film [SEP]"
     )
     assert read_task(task(tmp_path, rows, text=["plot"])).train.texts == [("very good",)]
-    with pytest.raises(UserErrors, match=r"E206 .*column 'story' holds None"):
+    with pytest.raises(UserErrors, match=r"E206 .*column 'story' holds nothing"):
         read_task(task(tmp_path, [{**rows[0], "story": None}], text=["plot", "story"]))
     with pytest.raises(ValidationError, match="reads 1 to 9 columns"):
         task(tmp_path, rows, text=[f"c{number}" for number in range(10)])

@@ -23,6 +23,7 @@ from compressor.tasks.features import GroupedRow
 from compressor.tasks.kinds import classification
 from compressor.tasks.kinds.classification import INTEGER
 from compressor.tasks.kinds.classification import KIND as CLASSIFICATION
+from compressor.tasks.listing import cell_shown
 from compressor.tasks.rows import Split
 from compressor.tasks.task_kind import Column, Example, TaskKind, require_text
 
@@ -40,7 +41,7 @@ def choice_texts(row: Mapping[str, Any], task: TaskConfig, path: Path, line: int
     if len(columns) == 1:
         choices = listed_choices(choices[0])
         if choices is None or len(choices) < 2:
-            what = f"column '{columns[0]}' holds {row[columns[0]]!r:.60}, not a list of two choices or more"
+            what = f"column '{columns[0]}' holds {cell_shown(row[columns[0]])}, not a list of two choices or more"
             raise UserError("E223", what, LIST_FIX, where)
     names = columns if len(columns) > 1 else columns * len(choices)
     for name, text in ((first, row[first]), *zip(names, choices, strict=True)):
@@ -64,7 +65,7 @@ def example(row: Mapping[str, Any], task: TaskConfig, path: Path, line: int) -> 
     cell, count = row[task.label], len(texts) - 1
     number = str(cell).strip() if isinstance(cell, int | str) and not isinstance(cell, bool) else ""
     if not INTEGER.fullmatch(number) or not 0 <= int(number) < count:
-        what = f"column '{task.label}' holds {cell!r:.60}, not the number of one of {count} choices"
+        what = f"column '{task.label}' holds {cell_shown(cell)}, not the number of one of {count} choices"
         raise UserError("E224", what, f"Count them from 0 to {count - 1}", f"{path}:{line}")
     return texts, (int(number), count)
 

@@ -23,6 +23,7 @@ from compressor.tasks import TaskConfig
 from compressor.tasks.kinds.classification import KIND as CLASSIFICATION
 from compressor.tasks.kinds.classification import Prediction
 from compressor.tasks.kinds.span_marks import MARKS, ends_of_marks, has_read_marks
+from compressor.tasks.listing import cell_shown
 from compressor.tasks.rows import Split
 from compressor.tasks.task_kind import Example, require_text
 
@@ -62,7 +63,7 @@ def place_of(cell: object, text: str, name: str, where: str) -> tuple[int, int]:
             cell = json.loads(cell)
     number, words = cell if isinstance(cell, list) and len(cell) == 2 else (None, cell)
     if not isinstance(words, str) or not words.strip() or not (number is None or type(number) is int):
-        raise UserError("E225", f"column '{name}' holds {cell!r:.60}, not a span", FIX, where)
+        raise UserError("E225", f"column '{name}' holds {cell_shown(cell)}, not a span", FIX, where)
     found = [match.span() for match in re.finditer(f"{WORD_START}{re.escape(words.strip())}{WORD_END}", text)]
     if number is not None:
         starts = [match.start() for match in re.finditer(r"\S+", text)]

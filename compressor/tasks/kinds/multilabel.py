@@ -22,7 +22,7 @@ from compressor.errors import UserError
 from compressor.tasks import TaskConfig
 from compressor.tasks.features import tokenize
 from compressor.tasks.kinds.classification import MAX_CLASSES, TEMPERATURE, in_order, read
-from compressor.tasks.listing import listed
+from compressor.tasks.listing import cell_shown, listed
 from compressor.tasks.metrics import NOISES, two_errors
 from compressor.tasks.rows import Split
 from compressor.tasks.task_kind import Agreement, Column, Example, Metric, TaskKind, text_cells
@@ -41,7 +41,8 @@ def example(row: Mapping[str, Any], task: TaskConfig, path: Path, line: int) -> 
     texts, where = text_cells(row, task, path, line), f"{path}:{line}"
     cells = cells_of(row[task.label])
     if cells is None:
-        raise UserError("E220", f"column '{task.label}' holds {row[task.label]!r:.60}, not a list of labels", LIST_FIX, where)
+        what = f"column '{task.label}' holds {cell_shown(row[task.label])}, not a list of labels"
+        raise UserError("E220", what, LIST_FIX, where)
     labels = [read(cell) for cell in cells]
     for cell, label in zip(cells, labels, strict=True):
         if label is None:

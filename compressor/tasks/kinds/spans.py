@@ -25,6 +25,7 @@ from compressor.models.hub import TOKENS
 from compressor.tasks import TaskConfig
 from compressor.tasks.kinds.best_spans import answer_characters, best_span, candidate_tokens
 from compressor.tasks.kinds.classification import TEMPERATURE
+from compressor.tasks.listing import cell_shown
 from compressor.tasks.metrics import concordance
 from compressor.tasks.predictions import IGNORED
 from compressor.tasks.rows import Split, require_lengths
@@ -47,7 +48,7 @@ def example(row: Mapping[str, Any], task: TaskConfig, path: Path, line: int) -> 
     texts, where = text_cells(row, task, path, line), f"{path}:{line}"
     pairs = answer_pairs(row[task.label])
     if pairs is None:
-        raise UserError("E221", f"column '{task.label}' holds {row[task.label]!r:.60}, not answers", FIX, where)
+        raise UserError("E221", f"column '{task.label}' holds {cell_shown(row[task.label])}, not answers", FIX, where)
     for text, start in pairs:
         if texts[1][start : start + len(text)] != text:
             place = texts[1].find(text)

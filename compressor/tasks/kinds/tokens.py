@@ -27,7 +27,7 @@ from compressor.tasks import TaskConfig, ending
 from compressor.tasks.first_tokens import first_tokens
 from compressor.tasks.kinds.classification import MAX_CLASSES
 from compressor.tasks.kinds.token_losses import distillation_loss, imitation_loss, loss
-from compressor.tasks.listing import listed
+from compressor.tasks.listing import cell_shown, listed
 from compressor.tasks.metrics import decided_labels_agree, entity_f1, entity_starts, labels_agree, two_errors, word_accuracy
 from compressor.tasks.predictions import IGNORED, rows_of
 from compressor.tasks.reading import WORD_FILES
@@ -45,7 +45,7 @@ def sentence_words(row: Mapping[str, Any], task: TaskConfig, path: Path, line: i
     """The words of a sentence. Raises UserError E206."""
     column, words = task.text_columns[0], row[task.text_columns[0]]
     if not isinstance(words, list) or not words:
-        raise UserError("E206", f"column '{column}' holds {words!r:.60}, not words", WORDS_FIX, f"{path}:{line}")
+        raise UserError("E206", f"column '{column}' holds {cell_shown(words)}, not words", WORDS_FIX, f"{path}:{line}")
     for number, word in enumerate(words):
         if not isinstance(word, str) or word.split() != [word]:
             fix = "Fix or remove it, with its tag: a word is text without spaces"
@@ -58,7 +58,7 @@ def example(row: Mapping[str, Any], task: TaskConfig, path: Path, line: int) -> 
     ((words,), tags) = sentence_words(row, task, path, line), row[task.label]
     if not isinstance(tags, list):
         fix = 'Give a list with a tag for each word, e.g. ["B-ORG", "O"]'
-        raise UserError("E207", f"column '{task.label}' holds {tags!r:.60}, not tags", fix, f"{path}:{line}")
+        raise UserError("E207", f"column '{task.label}' holds {cell_shown(tags)}, not tags", fix, f"{path}:{line}")
     if len(tags) != len(words):
         raise UserError("E214", f"{len(words)} words and {len(tags)} tags", "Give each word one tag", f"{path}:{line}")
     for number, tag in enumerate(tags):
