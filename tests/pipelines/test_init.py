@@ -63,6 +63,7 @@ def models(tmp_path_factory):
         *((f"{word}.csv.gz", "validation") for word in ("dev", "valid", "validation", "val", "glue.dev")),
         *((name, "test") for name in ("test.jsonl", "sts-test.tsv")),
         *((name, None) for name in ("reviews.tsv", "devices.csv", "values.csv", "latest.tsv", "constraint.txt")),
+        *((name, None) for name in ("traindata.tsv", "devel.tsv", "validate.csv", "tests.tsv")),
     ],
 )
 def test_the_words_of_a_name_say_what_a_file_is_for(name, role):
@@ -399,20 +400,21 @@ KINDS = tuple(tiny.WRITERS)
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_file_passes_check_as_it_is(kind, tmp_path, models):
-    told = lines_of(kind, tmp_path / "data")
-    made = make(InitOptions(tmp_path / "data", tmp_path / "pipeline.yaml", model=str(models / MODEL.get(kind, "bert"))))
+    told = lines_of(kind, tmp_path / "data-text")  # as models that take texts are called, which no other may be
+    made = make(InitOptions(tmp_path / "data-text", tmp_path / "pipeline.yaml", model=str(models / MODEL.get(kind, "bert"))))
     assert made.files == [tmp_path / "pipeline.yaml"] and "minutes" in made.time
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "pipeline.yaml"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data-text", "pipeline.yaml"]
     pipeline = load_pipeline(tmp_path / "pipeline.yaml")
     assert make_plan(check_inputs(pipeline))
-    assert (pipeline.task.kind, pipeline.name) == (kind, "data")
+    assert (pipeline.task.kind, pipeline.name) == (kind, "data-text")
     columns = told.get("text", KINDS_OF_TASKS[kind].text)
     assert list(pipeline.task.text_columns) == ([columns] if isinstance(columns, str) else columns)
     names = [entry.name for entry in pipeline.stages]
     assert names == ["tune", "prune", "recover", "merge", "export", "deploy", "benchmark", "report"]
+    assert pipeline.stages[5].config.name == "data"
     assert valid(read_yaml(tmp_path / "pipeline.yaml").data)
     text = (tmp_path / "pipeline.yaml").read_text()
-    assert "train: data/train" in text and max(map(len, text.splitlines())) < 200
+    assert "train: data-text/train" in text and max(map(len, text.splitlines())) < 200
 
 
 @pytest.mark.parametrize(("kind", "goal"), [("classification", "speedup"), ("generation", "speedup"), ("text2text", "flops")])
