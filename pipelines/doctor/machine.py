@@ -12,6 +12,7 @@ from pathlib import Path
 from compressor.processor import BF16, cpu_quota, free_memory, memory_limit, physical_cores, processor
 from export.runtimes.runtime_registry import RUNTIMES
 from pipelines.doctor.findings import FAULT, GIGABYTE, OK, WARNING, Finding
+from pipelines.engine.disk import existing_part
 
 LEAST_MEMORY, GOOD_MEMORY = 1.5 * GIGABYTE, 4 * GIGABYTE
 
@@ -30,7 +31,7 @@ def instructions() -> Iterator[Finding]:
     if platform.machine() in ("x86_64", "AMD64") and "avx2" not in names:
         yield Finding("avx2", WARNING, "missing: everything is several times slower", "Use a processor of the last ten years")
     if not names & {"avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm"}:
-        what = "no VNNI: int8 of ONNX Runtime is slow and may saturate"
+        what = "no VNNI: int8 weights get 7 bits and gain less; OpenVINO's int8 takes longer than fp32"
         yield Finding("int8", WARNING, what, "export: {precision: auto} keeps what is fast and good, and fp32 always works")
     else:
         yield Finding("int8", OK, "in hardware" + (", with AMX tiles" if "amx_int8" in names else ""))
@@ -83,7 +84,7 @@ def shared_memory() -> Iterator[Finding]:
 def disk(out: Path) -> Iterator[Finding]:
     """Free space and write permission for the folders of runs and of temporary files."""
     for name, place, option in ((f"{out}/", out, "another --out"), ("temporary", Path(tempfile.gettempdir()), "TMPDIR=FOLDER")):
-        existing = _nearest(place)
+        existing = existing_part(place)
         if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
             yield Finding(name, FAULT, f"{existing} cannot be written", f"Use {option}")
             continue
@@ -104,14 +105,9 @@ def caches() -> Iterator[Finding]:
         ("hub cache", hub, "export HF_HOME=FOLDER; packages and folders work without"),
         ("cache", base, "export XDG_CACHE_HOME=FOLDER: compress serve keeps its note there"),
     ):
-        existing = _nearest(place)
+        existing = existing_part(place)
         able = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
         yield Finding(name, OK if able else WARNING, f"{place}{'' if able else ' cannot be written'}", "" if able else fix)
-
-
-def _nearest(place: Path) -> Path:
-    """The folder itself, or its nearest parent that exists."""
-    return next(path for path in (place.absolute(), *place.absolute().parents) if path.exists() or path.is_symlink())
 
 
 def _size(count: float) -> str:
