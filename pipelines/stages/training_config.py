@@ -164,7 +164,8 @@ class TrainingConfig(GroundConfig):
         default=None,
         ge=0,
         lt=1,
-        description="classification: share of a label's probability that is spread over all classes, default 0",
+        description="classification, marked, generation, text2text: share of a label's probability that is spread over all "
+        "classes, default 0",
     )
     keep_best: bool | None = Field(
         default=None, description="keep the parameters that are best on the validation rows, not the last ones; default no"
