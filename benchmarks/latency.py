@@ -96,6 +96,8 @@ def main() -> int:
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
     folder = resolve(options.model).folder
     with tempfile.TemporaryDirectory() as scratch:
         graphs, flops = variants(folder, Path(scratch), options.length)

@@ -198,6 +198,8 @@ def main() -> None:
     parser.add_argument("--tables", default="abcd", help="which of the four, e.g. bc")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
     noise = [gaussian(768, seed) for seed in range(24)]
     title = Path(options.model).name if options.model else "Gaussian matrices"
     weights = queries_and_values(resolve(options.model).folder) if options.model else noise

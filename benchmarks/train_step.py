@@ -197,6 +197,8 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--memory-of", choices=[*CONTENDERS, *map(narrow, CONTENDERS)], help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: no GPU is offered here")
     folder = resolve(options.model).folder

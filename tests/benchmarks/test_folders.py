@@ -1,5 +1,6 @@
 """A benchmark makes the folders that it writes to, and refuses a record of another machine."""
 
+import importlib
 import json
 
 import pytest
@@ -25,6 +26,33 @@ def test_many_tasks(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["many_tasks.py", "--model", "toy", "--kinds", "lora", *options])
     many_tasks.main()
     assert all(path.is_file() for path in files.values())
+
+
+class Toy:
+    folder = None
+
+
+@pytest.mark.parametrize(
+    ("script", "replaced", "options"),
+    [
+        ("latency", {"variants": ({}, {}), "measure": [], "table": {"valid": True}}, ["--model", "toy"]),
+        (
+            "train_step",
+            {"made": (), "stepper": None, "interleaved": {"peft LoRA": [1, 1], "peft LoRA again": [1, 1]}, "peak_memory": 1.0},
+            ["--model", "toy"],
+        ),
+        ("rpca", {"queries_and_values": []}, ["--model", "toy", "--tables", ""]),
+    ],
+)
+def test_one_file_of_json(script, replaced, options, tmp_path, monkeypatch):
+    """Nothing is measured here."""
+    module = importlib.import_module(f"benchmarks.{script}")
+    for name, result in {"resolve": Toy, **replaced}.items():
+        monkeypatch.setattr(module, name, lambda *given, result=result: result)
+    file = tmp_path / "new" / "er" / "figures.json"
+    monkeypatch.setattr("sys.argv", [f"{script}.py", *options, "--json", str(file)])
+    module.main()
+    assert "settings" in json.loads(file.read_text())
 
 
 def test_first_run(tmp_path, monkeypatch):
