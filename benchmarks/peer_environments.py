@@ -23,7 +23,7 @@ from benchmarks.record import write_record
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = Path(__file__).resolve().parent / "peers"
 TORCH = next(line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch=="))
-"""Installed first and held, because a range pulls gigabytes of CUDA packages."""
+"""Installed first and held: each tool computes with the version that this project is tested with."""
 STAMP = "finished.json"
 FAULT = re.compile(r"[\w.]*(Error|Exception|Exit|Interrupt|Failure|NotImplemented)\b.*")
 
