@@ -69,7 +69,9 @@ def test_the_last_block_computes_keys_and_values_of_all_tokens_and_the_rest_of_o
     assert not [name for name, size in tokens.items() if size == 1 and (".0." in name or ".1." in name)]
 
 
-@pytest.mark.parametrize(("architecture", "plan"), [("bert", "dense"), ("bert", "emptied"), ("bert", "without a last head"), ("mpnet", "dense")])
+@pytest.mark.parametrize(
+    ("architecture", "plan"), [("bert", "dense"), ("bert", "emptied"), ("bert", "without a last head"), ("mpnet", "dense")]
+)
 def test_the_flops_that_a_file_saves_are_those_of_its_products(architecture, plan):
     model, graph = traced(architecture, plan)
     shape, rows, length = shape_of(model), 3, 7
