@@ -255,10 +255,10 @@ class ModelShape:
         self_attention = sum(s.width * (2 * (length + s.prefix_length) + s.positions) for s in self.layers)
         return length * (self_attention + sum(2 * length * s.cross_width for s in self.layers))
 
-    def flops(self, length: int, batch: int = 1) -> int:
-        """FLOPs of one forward pass over `batch` rows of `length` tokens."""
+    def flops(self, length: int, batch: int = 1, *, stored: bool = False) -> int:
+        """FLOPs of a pass over `batch` rows of `length` tokens; `stored`: projected positions are constants, as in a file."""
         tokens = length * (self.linear_macs() + self.insert_macs() + self.token_macs)
-        projected = sum(s.positions * s.width * self.hidden for s in self.layers)  # once, however many rows there are
+        projected = 0 if stored else sum(s.positions * s.width * self.hidden for s in self.layers)  # once for all rows
         return 2 * (batch * (tokens + self.attention_macs(length) + self.head_macs) + projected)
 
     def unread_flops(self, length: int) -> int:

@@ -121,6 +121,21 @@ def test_an_attention_with_an_excluded_matrix_stays_apart(tmp_path):
     assert [node.name for node in nodes if node.op_type == "MatMul" and node.name.endswith("key")] == [excluded]
 
 
+@pytest.mark.parametrize("int8", [False, True])
+def test_positions_are_projected_when_a_file_is_opened(tmp_path, int8):
+    """Of DeBERTa: two products a block."""
+    model, graph = traced("deberta-v2")
+    written = quantized_dynamic(for_cpu(graph), weight_bits=weight_bits()) if int8 else for_cpu(graph)
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "opened.onnx")
+    onnxruntime.InferenceSession(written.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    before, opened = (
+        sum(any(word in node.op_type for word in ("MatMul", "Gemm")) for node in made.graph.node)
+        for made in (written, onnx.load(tmp_path / "opened.onnx"))
+    )
+    assert opened == before - 2 * len(layers_of(model))
+
+
 @pytest.mark.parametrize("plan", PLANS)
 def test_attention_in_int8_has_a_scale_for_each_column(plan):
     model, graph = traced("bert", plan)

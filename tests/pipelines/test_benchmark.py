@@ -157,6 +157,16 @@ def test_on_a_gpu_and_where_they_are_not_wanted_or_cannot_be_measured_there_are_
 def test_every_exported_file_says_where_its_time_goes_at_the_largest_shape(measured):
     dense, *files = measured[0]["candidates"]
     assert "profile" not in dense and len(files) == 2
+def test_positions_that_a_file_holds_projected_are_none_of_its_time(tmp_path):
+    """Of DeBERTa: PyTorch projects 3 relative positions to 4 rows of 4 in every call, ONNX Runtime when it opens the file."""
+    shape = ModelShape(4, (LayerShape(1, 4, 8, positions=3),), other=0, head=0, head_macs=8)
+    shares = [
+        costs.share_of(LIMITS, 1.0, [(2, 8)], Candidate("dense", "dense", runtime, "fp32", tmp_path, 1), shape)["limit_share"]
+        for runtime in ("pytorch", "onnxruntime")
+    ]
+    assert shares[0] - shares[1] == pytest.approx(2 * 3 * 4 * 4 / 1e6)
+
+
     for row in files:
         profile = row["profile"]
         assert (profile["batch"], profile["length"], profile["passes"]) == (4, 8, 10)

@@ -96,13 +96,14 @@ def share_of(
     first: bool = False,
 ) -> dict[str, Any]:
     """The share of the machine's limit that a candidate reaches by calls that take `ms` together, each of (rows, tokens a row
-    that it computes); empty where it is unknown. `first`: the head reads the first token alone, and so do files."""
+    that it computes); empty where it is unknown. `first`: the head reads the first token alone, and so do files. A runtime
+    projects relative positions once, when it opens a file."""
     if limits is None:
         return {}
-    beside = apart["macs"] if apart else 0
+    beside, of_file = apart["macs"] if apart else 0, row.runtime in RUNTIMES
 
     def flops(rows: int, length: int) -> float:
-        unread = rows * shape.unread_flops(length) if first and row.runtime in RUNTIMES else 0
-        return shape.flops(length, rows) + 2 * rows * length * beside - unread
+        unread = rows * shape.unread_flops(length) if first and of_file else 0
+        return shape.flops(length, rows, stored=of_file) + 2 * rows * length * beside - unread
 
     return limits.share(row.precision, [flops(*call) for call in calls], shape.read_weights + beside, ms)
