@@ -214,6 +214,10 @@ def test_what_is_measured_is_what_was_exported_and_what_is_reported_was_measured
     assert problems(benchmark, {}, changed, files) == problems(report, {}, files, changed) == []
     assert problems(benchmark, {}, files, changed) == [("E107", ())]
     assert problems(benchmark, {}, files, changed, entry(export, precision="fp32")) == []
+    deployed = entry(deploy)
+    assert problems(benchmark, {}, files, deployed) == []
+    assert problems(benchmark, {}, files, deployed, entry(export, runtime="openvino")) == [("E107", ())]
+    assert problems(benchmark, {}, files, deployed, files, entry(deploy, name="again")) == []
     assert problems(report, {}, files, measured) == []
     assert problems(report, {}, files, measured, changed) == [("E107", ())]
     assert problems(report, {}, files, measured, entry(export, precision="fp32")) == [("E107", ())]

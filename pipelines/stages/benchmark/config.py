@@ -63,6 +63,9 @@ def check(config: BenchmarkConfig, earlier: tuple[Entry, ...]) -> Iterable[Probl
     if exports and config.device == "cuda":
         yield from _not_for_cuda(exports[-1])
     served = next((entry for entry in reversed(earlier) if entry.row.serves), None)
+    if served and any(entry.row.exports for entry in entries_after(served, earlier)):
+        what = f"it would measure the files of '{exports[-1].id}', and '{served.id}' before them deploys others"
+        yield Problem("E107", what, f"Put a deploy after '{exports[-1].id}', or the benchmark before it")
     if served and served.config.device == "cuda" and config.device == "cpu":
         fix = f"Use device: cuda here, or device: cpu in '{served.id}'"
         yield Problem("E643", f"'{served.id}' serves on CUDA, and this measures on the CPU", fix, ("device",))
