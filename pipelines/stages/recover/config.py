@@ -231,16 +231,19 @@ def plan(config: RecoverConfig, plan: Plan) -> Plan:
     """Plan: `same` trains all existing deltas. Its count is an upper bound where pruning has removed entries of Ω, or the
     network of a reparametrized prefix is dropped, and a lower one with `deselected: freeze`: all that ever moved goes on."""
     require_precision(config)
+    everything = method(plan.trained[-1].method if config.method == "same" else config.method).trains_base
+    frozen = 0
+    if everything and not config.trains_embeddings and config.top is None:
+        frozen = plan.model.get_input_embeddings().weight.numel()
     if config.method == "same":
-        count = sum(trained.continued(plan.shape) for trained in plan.trained)
+        # deltas on a fully tuned model are trained without its weights
+        continued = [trained for trained in plan.trained if method(trained.method).trains_base == everything]
+        count = sum(trained.continued(plan.shape) for trained in continued) - frozen
         return replace(plan, trainable=(*plan.trainable, ("recover", count)))
     added, shape = planned(config, config.method, plan)
     name, count = counted("recover", added, shape)
-    if not trains_base(config):
-        return replace(plan, shape=shape, trained=(*plan.trained, added), trainable=(*plan.trainable, (name, count)))
-    if not config.trains_embeddings and config.top is None:
-        count -= plan.model.get_input_embeddings().weight.numel()
-    return replace(plan, shape=shape, trained=(added,), trainable=(*plan.trainable, (name, count)))
+    before = () if everything else plan.trained
+    return replace(plan, shape=shape, trained=(*before, added), trainable=(*plan.trainable, (name, count - frozen)))
 
 
 def rate_of_labels(config: RecoverConfig, before: str) -> float:
@@ -250,7 +253,7 @@ def rate_of_labels(config: RecoverConfig, before: str) -> float:
 
 def corrected(config: RecoverConfig, kinds: Sequence[str] = ()) -> dict[str, Any]:
     """What an earlier version computed otherwise: a control that learned labels at any given rate, or named no kind of task in
-    its state; a second adapter at a norm, which hid the first; texts that are scored, learnt where only white space differed."""
+    its state; a second adapter at a norm, which hid the first; scored texts, learnt where white space differed."""
     of_labels = config.control and config.unlabelled and config.teacher is None and config.learning_rate is not None
     higher = of_labels and (config.method == "same" or config.learning_rate > rate_of_labels(config, config.method))
     at_norms = config.method == "adapter" and config.placement == "adapterhub"
