@@ -45,7 +45,7 @@ class InsertFormulas:
     token_macs: Callable[[int, int], int] = lambda size, hidden: 0
     """(size, d) -> multiply-adds for one token."""
     in_attention: bool = False
-    """Its size is a number of further positions that every token attends to; it is pruned with the heads and goes with the last."""
+    """Its size is a number of further positions that every token attends to; pruned with the heads, it goes with the last."""
 
 
 ADAPTERS = InsertFormulas("adapters", lambda b, d, k: (2 * b * d, b + d), token_macs=lambda b, d: 2 * b * d)
