@@ -10,6 +10,7 @@ from compressor.models.hub import further_ends
 from compressor.tasks import ending, named_files
 from compressor.tasks.task_kind import kind_of
 from compressor.training.processes import launched
+from export.runtimes.runtime_registry import packages_of
 from pipelines.engine.environment import accelerator, package_versions, product
 from pipelines.engine.invocation import Run
 from pipelines.engine.scorers import scored_by
@@ -81,7 +82,7 @@ def fingerprint_of(run: Run, number: int, earlier: Sequence[Artifact]) -> str:
             "base": inputs.base.sha256,
             **by_key(tasks),
             "seed": inputs.seed,
-            "packages": package_versions(stage, stage.extras(entry.config)),
+            "packages": package_versions(stage, (*stage.extras(entry.config), *_timed_packages(run, number))),
             "python": list(sys.version_info[:2]),
             "threads": run.threads,
             **({"scores": scores} if texts and (scores := scored_by(run.pipeline.all_tasks.values())) else {}),
@@ -96,6 +97,12 @@ def fingerprint_of(run: Run, number: int, earlier: Sequence[Artifact]) -> str:
 
 
 def by_key(tasks: dict[KeyPath, Any]) -> dict[str, Any]:
+def _timed_packages(run: Run, number: int) -> tuple[str, ...]:
+    """Packages of the runtimes whose files a benchmark times: a new version may compute equal files in another time."""
+    exports = [entry for entry in run.entries[:number] if entry.row.exports]
+    return packages_of(exports[-1].config.runtime) if exports and run.entries[number].row.measures else ()
+
+
     """Nest values by key path: {("task",): x} -> {"task": x}; {("tasks", "a"): x} -> {"tasks": {"a": x}}."""
     many = {path[1]: facts for path, facts in tasks.items() if len(path) > 1}
     return {"tasks": many} if many else {"task": tasks[("task",)]}
