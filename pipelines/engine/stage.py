@@ -141,8 +141,8 @@ class Inputs:
     artifacts: tuple[Artifact, ...] = ()
     dense: Artifact | None = None
     run: dict[str, Any] = field(default_factory=dict)
-    """For reports: name of the pipeline and of the stages before this one, the command that runs it, this program's version;
-    `failures` where checks of theirs failed."""
+    """For reports: name of the pipeline, of its model, of its data files and of the stages before this one, the command that
+    runs it, this program's version; `failures` where checks of theirs failed."""
     threads: int | None = None
     tasks: dict[str, TaskConfig] = field(default_factory=dict)
     models: dict[str, BaseModelReference] = field(default_factory=dict)

@@ -28,9 +28,10 @@ def inputs_of(run: Run, number: int, earlier: Sequence[Artifact]) -> Inputs:
     kinds = {*stage.needs, *stage.accepts}
     before = [previous.id for previous in pipeline.stages[:number]]
     failed = [failure for failure in run.failures if failure["stage"] in before]
-    # the fingerprint has the content of the data files; a report also names them
+    # the fingerprint has the content of the data files and of the model; a report also names them
     names = [file.name for task in pipeline.all_tasks.values() for file in named_files(task).values()]
-    facts = {"name": pipeline.name, "stages": before, "command": pipeline.command, "product": product(), "files": names}
+    named = {"files": names, "model": run.ready.base.reference}
+    facts = {"name": pipeline.name, "stages": before, "command": pipeline.command, "product": product(), **named}
     if failed:
         facts["failures"] = failed
     return Inputs(
@@ -96,13 +97,13 @@ def fingerprint_of(run: Run, number: int, earlier: Sequence[Artifact]) -> str:
     )
 
 
-def by_key(tasks: dict[KeyPath, Any]) -> dict[str, Any]:
 def _timed_packages(run: Run, number: int) -> tuple[str, ...]:
     """Packages of the runtimes whose files a benchmark times: a new version may compute equal files in another time."""
     exports = [entry for entry in run.entries[:number] if entry.row.exports]
     return packages_of(exports[-1].config.runtime) if exports and run.entries[number].row.measures else ()
 
 
+def by_key(tasks: dict[KeyPath, Any]) -> dict[str, Any]:
     """Nest values by key path: {("task",): x} -> {"task": x}; {("tasks", "a"): x} -> {"tasks": {"a": x}}."""
     many = {path[1]: facts for path, facts in tasks.items() if len(path) > 1}
     return {"tasks": many} if many else {"task": tasks[("task",)]}

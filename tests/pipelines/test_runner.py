@@ -164,11 +164,13 @@ def test_what_another_run_made_again_is_told_and_then_taken(project, out, monkey
     assert stored().metadata["measured"] == 1
 
 
-def test_a_report_names_the_files_of_this_run(project, out):
-    """Files of equal content under other names: all but the report is reused."""
+@pytest.mark.parametrize(("name", "renamed"), [("train.tsv", "renamed.tsv"), ("./model", "./bert")])
+def test_a_report_names_the_files_and_the_model_of_this_run(project, out, name, renamed):
+    """Equal content under another name: all but the report is reused."""
     go(project, out)
-    (project.parent / "train.tsv").rename(project.parent / "renamed.tsv")
-    assert go(project, out, f"task.train={project.parent / 'renamed.tsv'}").reused == IDS[:3]
+    (project.parent / name).rename(project.parent / renamed)
+    project.write_text(project.read_text().replace(name, renamed))
+    assert go(project, out).reused == IDS[:3]
 
 
 def test_a_stage_that_computes_on_a_gpu_needs_one_before_anything_runs(project, out, monkeypatch):
