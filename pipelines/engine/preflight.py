@@ -189,10 +189,10 @@ def check_tokens(ready: Ready) -> None:
         raise UserErrors(faults)
 
 
-def make_plan(ready: Ready) -> Plan | None:
-    """The closed-form plan after all stages, the last of `make_plans`; None when no stage changes it."""
+def make_plan(ready: Ready, last: int = -1) -> Plan | None:
+    """The closed-form plan after stage number `last`, of `make_plans`, which checks all; None when no stage changes it."""
     plans = make_plans(ready)
-    return plans[-1] if plans else None
+    return plans[last] if plans else None
 
 
 def make_plans(ready: Ready) -> list[Plan]:

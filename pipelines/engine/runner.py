@@ -34,7 +34,7 @@ from pipelines.engine.invocation import (
 from pipelines.engine.memory import memory_fault
 from pipelines.engine.preflight import check_environment, check_folder, check_inputs, make_plan
 from pipelines.engine.results import REPORTS, publish_results, write_account
-from pipelines.engine.stage import Artifact, Entry, Stage
+from pipelines.engine.stage import Artifact, Stage
 from pipelines.engine.stage_inputs import fingerprint_of, inputs_of
 from pipelines.engine.store import canonical
 from pipelines.file.config import Pipeline, with_place
@@ -70,7 +70,7 @@ def run_pipeline(
     run = prepare(pipeline, out, from_, until, force)
     ahead = _look_ahead(run, damaged_is_missing=not dry_run)
     # the plan needs an import of torch, which a fully reused run avoids
-    plan = make_plan(run.ready) if dry_run or len(ahead) < len(run.entries) else None
+    plan = make_plan(run.ready, run.stop_after) if dry_run or len(ahead) < len(run.entries) else None
     if dry_run:
         return RunResult(
             run.folder, {artifact.entry: artifact for artifact in ahead}, tuple(artifact.entry for artifact in ahead), plan=plan
@@ -106,7 +106,8 @@ def prepare(
 def _look_ahead(run: Run, *, damaged_is_missing: bool) -> list[Artifact]:
     """The artifacts at the start of the pipeline that will be reused, up to the first stage that must run.
 
-    A damaged artifact may count as missing: the run itself then reports it, and records that it failed.
+    A damaged artifact may count as missing: the run itself then reports it, and records that it failed. Failed checks of those
+    artifacts are in the fingerprint of a report behind them, and no longer in `run` afterwards.
     """
     reusable: list[Artifact] = []
     for number, entry in enumerate(run.entries):
@@ -121,7 +122,18 @@ def _look_ahead(run: Run, *, damaged_is_missing: bool) -> list[Artifact]:
         if artifact is None:
             break
         reusable.append(artifact)
+        run.failures += _failures_of(artifact)
+    run.failures.clear()
     return reusable
+
+
+def _failures_of(artifact: Artifact) -> list[dict[str, Any]]:
+    """The failed checks that an artifact records, as a run does."""
+    return [_failure(artifact.entry, failure) for failure in artifact.metadata.get("failures", ())]
+
+
+def _failure(entry_id: str, failure: dict[str, Any]) -> dict[str, Any]:
+    return {"stage": entry_id, **{key: str(failure[key]) for key in ("code", "what", "fix")}}
 
 
 class _RunConsole(PlainConsole):
@@ -139,6 +151,7 @@ def _execute(run: Run, console: Console) -> RunResult:
     """Run every stage in order; run.json is written however the run ends."""
     display = Display(console, len(run.entries), max(len(entry.id) for entry in run.entries))
     try:
+        clear_faults(run)
         write_account(run, RUNNING)
         for line in run.ready.skipped:
             display.say(line)
@@ -187,14 +200,13 @@ def _attempt(run: Run, number: int, display: Display) -> None:
     except CheckError as error:
         if not entry.row.optional:
             raise
-        _note_failure(run, entry, {"code": error.code, "what": error.what, "fix": error.fix}, display)
+        _note_failure(run, _failure(entry.id, vars(error)), display)
 
 
-def _note_failure(run: Run, entry: Entry, failure: dict[str, Any], display: Display) -> None:
+def _note_failure(run: Run, failure: dict[str, Any], display: Display) -> None:
     """Record and print a failed check that does not end the run."""
-    parts = {key: str(failure[key]) for key in ("code", "what", "fix")}
-    run.failures.append({"stage": entry.id, **parts})
-    display.result("FAILED {code} {what}. {fix}".format(**parts).replace("\n", " "))
+    run.failures.append(failure)
+    display.result("FAILED {code} {what}. {fix}".format(**failure).replace("\n", " "))
 
 
 def _advance(run: Run, number: int, display: Display) -> None:
@@ -227,8 +239,8 @@ def _advance(run: Run, number: int, display: Display) -> None:
     record = {"id": entry.id, "stage": entry.name, "artifact": artifact.id, "reused": reused, "seconds": seconds}
     run.records.append(record)
     display.result("reused" if reused else f"done in {human_seconds(seconds)}")
-    for failure in artifact.metadata.get("failures", ()):
-        _note_failure(run, entry, failure, display)
+    for failure in _failures_of(artifact):
+        _note_failure(run, failure, display)
 
 
 def _reusable(run: Run, number: int, mark: str, forced: bool) -> Artifact | None:
@@ -265,7 +277,6 @@ def _perform(run: Run, number: int, stage: Stage, work: Path, unfinished: Path, 
 
 def _call_helpers(run: Run, number: int) -> None:
     """Tell the other processes to take part in a stage: they read the same artifacts."""
-    clear_faults(run)
     made = [[artifact.stage, run.fingerprints[artifact.entry], artifact.entry] for artifact in run.artifacts]
     mark = fingerprint_of(run, number, run.artifacts)
     agreed(lambda: {"number": number, "fingerprint": mark, "artifacts": made, "failures": run.failures})

@@ -19,9 +19,11 @@ from compressor.cost import LayerShape, ModelShape
 from compressor.processor import INSTRUCTIONS
 from export.latency.machine_limits import Limits
 from export.latency.measure import LatencyVariant, summarize
+from pipelines.engine import environment
 from pipelines.engine.environment import package_versions
-from pipelines.engine.runner import run_pipeline
+from pipelines.engine.runner import prepare, run_pipeline
 from pipelines.engine.stage import Artifact, BaseModelReference, Inputs
+from pipelines.engine.stage_inputs import fingerprint_of
 from pipelines.file.config import load_pipeline
 from pipelines.stages.benchmark import costs, timings
 from pipelines.stages.benchmark import run as benchmark
@@ -133,6 +135,16 @@ def test_every_latency_has_its_share_of_the_machines_limit(measured):
             assert cell["limit"] == "compute" and cell["limit_share"] > 0
 
 
+@pytest.mark.parametrize(("runtimes", "again"), [(["onnxruntime"], False), (["onnxruntime", "openvino"], True)])
+def test_times_are_those_of_one_version_of_the_exported_runtimes(tmp_path, monkeypatch, runtimes, again):
+    """A new version may compute the same file in another time."""
+    stages, installed = [*STAGES, {"export": {"runtime": runtimes}}, {"benchmark": {"length": [8]}}], environment.distribution
+    run = prepare(load_pipeline(write_pipeline(tmp_path, stages=stages)), tmp_path / "runs")
+    before = fingerprint_of(run, 3, ())
+    monkeypatch.setattr(environment, "distribution", lambda name: "openvino 0" if name == "openvino" else installed(name))
+    assert (fingerprint_of(run, 3, ()) != before) == again
+
+
 def test_unmerged_deltas_are_part_of_the_least_time(tmp_path):
     """12 multiply-adds more for each of 16 tokens, by 12 weights."""
     shape = ModelShape(4, (LayerShape(1, 4, 8),), other=0, head=0, head_macs=8)
@@ -143,6 +155,16 @@ def test_unmerged_deltas_are_part_of_the_least_time(tmp_path):
     slow = replace(LIMITS, memory=1.0)
     assert costs.share_of(slow, *call) == {"limit_share": 4e3 * (64 + 64 + 8), "limit": "memory"}
     assert costs.share_of(None, *call) == {}
+
+
+def test_positions_that_a_file_holds_projected_are_none_of_its_time(tmp_path):
+    """Of DeBERTa: PyTorch projects 3 relative positions to 4 rows of 4 in every call, ONNX Runtime when it opens the file."""
+    shape = ModelShape(4, (LayerShape(1, 4, 8, positions=3),), other=0, head=0, head_macs=8)
+    shares = [
+        costs.share_of(LIMITS, 1.0, [(2, 8)], Candidate("dense", "dense", runtime, "fp32", tmp_path, 1), shape)["limit_share"]
+        for runtime in ("pytorch", "onnxruntime")
+    ]
+    assert shares[0] - shares[1] == pytest.approx(2 * 3 * 4 * 4 / 1e6)
 
 
 def test_on_a_gpu_and_where_they_are_not_wanted_or_cannot_be_measured_there_are_no_limits(ready, monkeypatch):
@@ -157,16 +179,6 @@ def test_on_a_gpu_and_where_they_are_not_wanted_or_cannot_be_measured_there_are_
 def test_every_exported_file_says_where_its_time_goes_at_the_largest_shape(measured):
     dense, *files = measured[0]["candidates"]
     assert "profile" not in dense and len(files) == 2
-def test_positions_that_a_file_holds_projected_are_none_of_its_time(tmp_path):
-    """Of DeBERTa: PyTorch projects 3 relative positions to 4 rows of 4 in every call, ONNX Runtime when it opens the file."""
-    shape = ModelShape(4, (LayerShape(1, 4, 8, positions=3),), other=0, head=0, head_macs=8)
-    shares = [
-        costs.share_of(LIMITS, 1.0, [(2, 8)], Candidate("dense", "dense", runtime, "fp32", tmp_path, 1), shape)["limit_share"]
-        for runtime in ("pytorch", "onnxruntime")
-    ]
-    assert shares[0] - shares[1] == pytest.approx(2 * 3 * 4 * 4 / 1e6)
-
-
     for row in files:
         profile = row["profile"]
         assert (profile["batch"], profile["length"], profile["passes"]) == (4, 8, 10)

@@ -166,6 +166,7 @@ def test_a_failed_check_that_does_not_stop_the_run(project, out, compress, monke
     assert code == 3 and error.startswith("E615 1 check failed: E610 in tune.") and len(error.splitlines()) == 1
     assert "FAILED E610 int8 lost 3 points. Keep fp32" in shown and f"report: {run / 'report.json'}" in shown
     assert ("reused" in shown) == reused
+    assert "report       reuse" in compress("run", project, "--out", out, "--dry-run")[1]
     facts = json.loads((run / "run.json").read_text())
     assert (facts["status"], facts["failures"]) == ("failed checks", [{"stage": "tune", **FAILURE}])
     assert yaml.safe_load((run / LOCK_FILE).read_text())["failures"] == facts["failures"]

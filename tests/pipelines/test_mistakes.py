@@ -922,6 +922,13 @@ def test_a_mistake_is_one_line_and_writes_nothing(sound, tmp_path, compress, mis
     project = tmp_path / "project"
     shutil.copytree(sound, project)
     file, pipeline = project / mistake.file, project / "pipeline.yaml"
+@pytest.mark.parametrize(("until", "smaller", "recovers"), [("tune", 0, 0), ("prune", 1, 0), ("recover", 1, 1)])
+def test_a_dry_run_shows_the_figures_after_the_last_stage_that_would_run(sound, compress, until, smaller, recovers):
+    _, shown, _ = compress("run", sound / "pipeline.yaml", "--out", sound / "runs", "--dry-run", "--until", until)
+    ((before, after),) = (line.split()[1:] for line in shown.splitlines() if line.split()[:1] == ["parameters"])
+    assert (before != after, "trainable in recover" in shown) == (smaller, recovers)
+
+
     if callable(mistake.change):
         mistake.change(file)
     else:
