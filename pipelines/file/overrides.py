@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from compressor.errors import UserError
-from compressor.tasks.sources.hub_set import is_hub
+from compressor.tasks.sources.hub_set import HUB, is_hub
 from compressor.text_files import from_home, written_as_path
 from pipelines.engine import stage as stage_table
 from pipelines.engine.stage import load_stage
@@ -223,9 +223,12 @@ def _from_here(path: KeyPath, value: Any) -> Any:
     """Resolve the paths of the command line relative to the current folder, not to the pipeline file."""
     if isinstance(value, dict):
         return {name: _from_here((*path, name), inner) for name, inner in value.items()}
-    if not isinstance(value, str) or is_hub(value):
+    if not isinstance(value, str):
         return value
     named = named_at(path)
+    if named == "file" and is_hub(value):
+        place = value.removeprefix(HUB)
+        return f"{HUB}{Path.cwd() / from_home(place)}" if written_as_path(place) else value
     if named == "file" or (named == "model" and (written_as_path(value) or os.path.isdir(value))):
         return str(Path.cwd() / from_home(value))
     return value

@@ -75,6 +75,18 @@ def test_a_data_set_is_fetched_only_for_a_file_without_faults(written, tmp_path,
     assert read.validation == tmp_path / "cache/compress/data/owner--name/default/test-first-5.jsonl"
 
 
+def test_a_folder_of_a_data_set_on_the_command_line_is_relative_to_the_current_folder(written, tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    places = []
+    monkeypatch.setattr("pipelines.file.data_sources.fetch", lambda split, say: places.append(split.place))
+    path = written({"train": "hub:./set/train", "validation": "hub:./set/dev", "text": "sentence"})
+    load_pipeline(path, ["task.validation=hub:./other:config/dev:5"])
+    load_pipeline(path, ["task.train=hub:owner/name/train", "task.validation=hub:../other/dev"])
+    assert places == [str(tmp_path / place) for place in ("set", "here/other")] + ["owner/name", str(tmp_path / "other")]
+
+
 def test_a_folder_of_a_data_set_is_checked_as_files_are_and_reused_by_content(tmp_path, monkeypatch, compress):
     """By the library itself; a mistake has the line of the fetched rows and the key of the pipeline."""
     pytest.importorskip("datasets")
