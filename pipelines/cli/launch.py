@@ -43,11 +43,11 @@ def led() -> Iterator[None]:
 
 def require_launch(command: str, distributed: bool) -> None:
     """Raise UserError E906 if torchrun started several processes of a command that runs in one, on several machines, or more
-    than there are GPUs."""
+    than there are GPUs. `command` is its name, such as 'compress run'."""
     if launched() == 1:
         return
     if not distributed:
-        raise UserError("E906", f"compress {command} runs in one process, not under torchrun", "Run it without torchrun")
+        raise UserError("E906", f"{command} runs in one process, not under torchrun", "Run it without torchrun")
     if os.environ.get("LOCAL_WORLD_SIZE") != os.environ["WORLD_SIZE"]:
         raise UserError("E906", "torchrun started processes on several machines", "Use one machine: --nnodes 1")
     import torch

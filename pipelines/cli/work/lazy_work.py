@@ -7,6 +7,8 @@ import pkgutil
 from collections.abc import Callable
 from typing import Any
 
+import click
+
 from pipelines.cli.launch import require_launch
 
 
@@ -20,7 +22,7 @@ def work(path: str, distributed: bool = False) -> Callable[[Callable[[], None]],
     def decorate(declaration: Callable[[], None]) -> Callable[..., Any]:
         @functools.wraps(declaration)
         def run(**parameters: Any) -> Any:
-            require_launch(path.rpartition(":")[2].strip("_"), distributed)
+            require_launch(click.get_current_context().command_path, distributed)
             return pkgutil.resolve_name(path)(**parameters)
 
         return run
