@@ -18,6 +18,7 @@ import pytest
 from triton_parts import NAME, Traffic
 
 from compressor.errors import CheckError, UserError
+from pipelines.cli.commands import main
 from pipelines.cli.work.deploy_work import header_of, table
 from pipelines.runs.served import find_repository
 from serving.deployment.answers import differences, read_answers, write_answers
@@ -108,6 +109,16 @@ def test_the_same_version_is_not_published_twice(make_run, target, control):
     deploy(run, target, control, Options("first"))
     (again,) = deploy(run, target, control, Options("again"))
     assert (again.version, again.fresh, target.versions(NAME)) == (1, False, [1])
+
+
+def test_a_run_is_recorded_by_the_name_of_its_folder_wherever_one_is(make_run, tmp_path, monkeypatch):
+    (tmp_path / "link").symlink_to(make_run(0))
+    monkeypatch.chdir(tmp_path / "link")
+    for place, run, name in (("here", ".", "repository"), ("there", str(tmp_path / "link"), "link")):
+        with pytest.raises(SystemExit) as end:
+            main(["deploy", run, "--to", str(tmp_path / place)], prog_name="compress")
+        assert not end.value.code
+        assert {state.run for state in status(Target.at(str(tmp_path / place)), None)} == {name}
 
 
 def test_old_versions_are_removed(make_run, target):

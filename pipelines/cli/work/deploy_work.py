@@ -55,7 +55,8 @@ def run(
     if control is not None and not control.tls:
         require_unused(["ca"], "without https://")
     say = (lambda line: None) if as_json else click.echo
-    options, to = Options(run.name, max_ms, keep, say), os.path.expanduser(to)
+    name = Path(os.path.abspath(run)).name  # of . too, and of a link its own
+    options, to = Options(name, max_ms, keep, say), os.path.expanduser(to)
     if show:
         states = status(Target.at(to, create=False), control)
         click.echo(json.dumps([state.to_json() for state in states], indent=1) if as_json else table(states))
