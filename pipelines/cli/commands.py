@@ -21,6 +21,7 @@ from pipelines.cli.launch import led
 from pipelines.cli.list_commands import list_
 from pipelines.cli.loadtest_command import loadtest
 from pipelines.cli.work.lazy_work import work
+from pipelines.engine.disk import RUNS
 from pipelines.init.defaults import MANY, ROWS
 from pipelines.terminal.last_resort import coded
 
@@ -103,7 +104,7 @@ def main() -> None:
 @click.option("--from", "from_", metavar="STAGE", help="Run this stage and all later ones again.")
 @click.option("--until", metavar="STAGE", help="Stop after this stage.")
 @click.option("--force", multiple=True, metavar="STAGE", help="Run this stage again although its result is in the store.")
-@click.option("--out", type=Folder(), default=Path("runs"), show_default=True, help="Folder of runs and store.")
+@click.option("--out", type=Folder(), default=RUNS, show_default=True, help="Folder of runs and store.")
 @click.option("--dry-run", is_flag=True, help="Show what would run, and what the model will cost, without training.")
 @work("pipelines.cli.work.run_work:run", distributed=True)
 def run() -> None:
@@ -167,7 +168,7 @@ Example: compress sweep pipeline.yaml --seeds 10
     "--threads", type=click.IntRange(1, 1024), metavar="N", help="Threads of each trial, whatever the number of workers."
 )
 @click.option("--name", metavar="NAME", help="Folder of the sweep in OUT.  [default: the pipeline's name and -sweep]")
-@click.option("--out", type=Folder(), default=Path("runs"), show_default=True, help="Folder of runs and store.")
+@click.option("--out", type=Folder(), default=RUNS, show_default=True, help="Folder of runs and store.")
 @click.option("--dry-run", is_flag=True, help="Show which trials and stages would run, and which are shared, without training.")
 @work("pipelines.cli.work.sweep_work:sweep")
 def sweep() -> None:
@@ -360,9 +361,7 @@ def init() -> None:
 
 
 @main.command(epilog="Example: compress doctor --json")
-@click.option(
-    "--out", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, help="Folder of runs and store."
-)
+@click.option("--out", type=click.Path(path_type=Path), default=RUNS, show_default=True, help="Folder of runs and store.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @work("pipelines.doctor.examine:doctor")
 def doctor() -> None:

@@ -1,4 +1,4 @@
-"""Coded errors for a full disk and a folder without write permission, from wherever they are raised."""
+"""The folder of runs, and coded errors for a full disk and a folder that cannot be written, from wherever they are raised."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from compressor.errors import CompressError, UserError
+
+RUNS = Path("runs")
+"""Where runs and their store are without --out."""
 
 FULL = {
     errno.ENOSPC: "the disk is full",
@@ -46,6 +49,25 @@ def disk_fault(error: BaseException, folder: Path | None = None) -> UserError | 
         what = f"cannot be written ({os.strerror(error.errno)})"
         return UserError("E801", what, "Change its permissions, or choose another folder with --out", _place(error, folder))
     return None
+
+
+def require_writable(folder: Path, fix: str) -> None:
+    """Raise UserError E801 unless a folder, which may be missing, can be written. Writes nothing."""
+    try:
+        existing = existing_part(folder)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError("E801", f"cannot be a folder ({reason})", fix, shortened(str(folder), 80)) from None
+    if not existing.is_dir():
+        raise UserError("E801", "a file, where a folder is needed", fix, str(existing))
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise UserError("E801", "no permission to write here", fix, str(existing))
+
+
+def existing_part(folder: Path) -> Path:
+    """The folder itself, or its nearest parent that exists; a broken link does. Raises OSError or ValueError for a name that no
+    file can have."""
+    return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists() or path.is_symlink())
 
 
 def nothing_left(folder: Path) -> UserError | None:

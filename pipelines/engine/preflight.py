@@ -22,7 +22,7 @@ from compressor.tasks.listing import listed
 from compressor.tasks.reading import check_data, skipped_lines
 from compressor.tasks.task_kind import kind_of
 from export.runtimes.runtime_registry import DEFAULT, EXTRAS
-from pipelines.engine.disk import shortened
+from pipelines.engine.disk import require_writable
 from pipelines.engine.environment import accelerator, package_versions
 from pipelines.engine.stage import CUDA, BaseModelReference, Entry, Models, Stage
 from pipelines.file.config import Pipeline, with_place
@@ -229,22 +229,11 @@ def check_folder(out: Path, name: str, files: Sequence[str] = ()) -> None:
 
     Writes nothing.
     """
-    fix = "Choose another folder with --out"
     for part in (*Path(name).parts, *files):
         if len(os.fsencode(part)) + 24 > LONGEST_NAME:
             raise UserError("E801", f"'{part[:40]}...' is too long for a file's name", "Choose a shorter name or id", str(out))
     for folder in (out / name, out / name / "logs", out / STORE):
-        try:
-            existing = next(
-                path for path in (folder.absolute(), *folder.absolute().parents) if path.exists() or path.is_symlink()
-            )
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise UserError("E801", f"cannot be a folder ({reason})", fix, shortened(str(folder), 80)) from None
-        if not existing.is_dir():
-            raise UserError("E801", "a file, where a folder is needed", fix, str(existing))
-        if not os.access(existing, os.W_OK | os.X_OK):
-            raise UserError("E801", "no permission to write here", fix, str(existing))
+        require_writable(folder, "Choose another folder with --out")
 
 
 def check_environment(entries: Sequence[Entry]) -> None:

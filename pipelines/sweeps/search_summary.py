@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pipelines.engine.disk import RUNS
 from pipelines.file.config import RECIPES, command_of, run_command
 from pipelines.file.overrides import TRAININGS
 from pipelines.file.pipeline_file import PipelineFile
@@ -15,9 +16,6 @@ from pipelines.sweeps.search_trials import score_of
 from pipelines.sweeps.sweep_trials import SweepPlan, SweepTrial, short_keys
 from pipelines.sweeps.table_file import shown_value
 from pipelines.sweeps.trial_run import TrialOutcome
-
-RUNS = Path("runs")
-"""Where `compress run` writes without --out."""
 
 
 @dataclass(frozen=True)

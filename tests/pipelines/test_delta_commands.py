@@ -79,10 +79,16 @@ def test_apply_writes_the_merged_model(compress, base, file, tmp_path, capfd):
     code, _, error = compress("delta", "apply", file, "--out", out)
     assert (code, error.splitlines()[-1][:4]) == (2, "E801")
     code, _, error = compress("delta", "apply", file, "--out", file / "merged")
-    assert code == 2 and error.splitlines()[-1].startswith(f"E801 '{file}' is not a folder")
+    assert code == 2 and error.splitlines()[-1].startswith(f"E801 {file}: a file, where a folder is needed")
     other = write_model(tmp_path / "other", "mpnet")
     code, _, error = compress("delta", "apply", file, "--base", other, "--out", tmp_path / "no")
     assert (code, error.splitlines()[-1][:4], (tmp_path / "no").exists()) == (2, "E306", False)
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_anything_is_read(compress, tmp_path, monkeypatch):
+    monkeypatch.setattr("pipelines.engine.disk.os.access", lambda path, mode: path != tmp_path)
+    code, _, error = compress("delta", "apply", tmp_path / "missing", "--out", tmp_path / "new" / "merged")
+    assert (code, error) == (2, f"E801 {tmp_path}: no permission to write here. Give another name\n")
 
 
 @pytest.mark.parametrize("command", ["apply", "convert"])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 
 import click
 
 from compressor.processor import default_threads
 from pipelines.check.checkup import account_of, lines_of
 from pipelines.check.estimate import needs_of
+from pipelines.engine.disk import RUNS
 from pipelines.engine.preflight import check_environment, check_inputs, make_plans
 from pipelines.file.config import find_pipeline, load_pipeline
 
@@ -22,7 +22,7 @@ def check(file: str, overrides: Sequence[str], as_json: bool) -> None:
     ready = check_inputs(pipeline)
     if plans := make_plans(ready):
         account = account_of(ready)
-        account["needs"] = needs_of(pipeline, plans, account, pipeline.threads or default_threads(), Path("runs"))
+        account["needs"] = needs_of(pipeline, plans, account, pipeline.threads or default_threads(), RUNS)
         for line in [json.dumps(account, indent=1, ensure_ascii=False)] if as_json else lines_of(account):
             click.echo(line)
     if not as_json:

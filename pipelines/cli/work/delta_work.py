@@ -31,6 +31,7 @@ from compressor.storage.live import base_of, load_on, origin_of, remember
 from compressor.storage.peft.attach import attach_adapter
 from compressor.storage.peft.read import CONFIG, read_adapter
 from compressor.storage.peft.write import write_peft
+from pipelines.engine.disk import require_writable
 from pipelines.terminal.capture import captured
 from pipelines.terminal.console_table import table
 
@@ -225,9 +226,8 @@ def _quiet() -> AbstractContextManager[None]:
 
 
 def _check_new(path: Path, *, of_a_file: bool = False) -> None:
-    """Raises UserError E801 where something would be overwritten; a folder may be there if it is empty."""
+    """Raises UserError E801 where something would be overwritten, or nothing can be written; a folder may be there if it is
+    empty."""
     if os.path.lexists(path) and (of_a_file or not path.is_dir() or any(path.iterdir())):
         raise UserError("E801", f"'{path}' is there already", "Give another name, or remove it")
-    there = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
-    if not there.is_dir():
-        raise UserError("E801", f"'{there}' is not a folder", "Give another name")
+    require_writable(path, "Give another name")

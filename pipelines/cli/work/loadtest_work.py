@@ -15,6 +15,7 @@ from compressor.errors import UserError
 from pipelines.cli.given import require_unused
 from pipelines.cli.shown import near, note
 from pipelines.cli.work.tune_work import tune_model
+from pipelines.engine.disk import require_writable
 from pipelines.engine.store import write_atomic
 from pipelines.loadtest.load_page import to_page
 from pipelines.loadtest.load_table import COLUMNS, level_rows, notes
@@ -53,6 +54,8 @@ def loadtest(target: str, model: str, **options: Any) -> None:
     require_unused(["p99_ms"], "without --tune")
     if options["texts"] is None:
         require_unused(["tokenizer"], "without --texts")
+    if out := options["out"]:
+        require_writable(out, "Give another --out")
     levels = wishes(options["concurrency"], options["rate"], options["clients"])
     with server_of(target, options) as served:
         test = carried_out(served, model, levels, options)
@@ -62,7 +65,7 @@ def loadtest(target: str, model: str, **options: Any) -> None:
         table(COLUMNS, level_rows(test["levels"]))
         for line in notes(test):
             click.echo(line)
-    if out := options["out"]:
+    if out:
         write_test(test, out)
         note(f"load test: {near((out / 'loadtest.html').absolute())}")
     require_answers(test["levels"])

@@ -11,6 +11,7 @@ import click
 
 from compressor.errors import UserError
 from pipelines.cli.shown import near, note
+from pipelines.engine.disk import require_writable
 from pipelines.engine.store import write_atomic
 from pipelines.loadtest.request_rows import traffic_of
 from pipelines.loadtest.tune_report import COLUMNS, MOST_ROWS, conclusions, setting_rows, to_markdown
@@ -31,7 +32,7 @@ def tune_model(target: str, model: str, **options: Any) -> None:
         fix = "Give the run's folder as TARGET: its models are served on this machine with one setting after the other"
         raise UserError("E752", "a server is not tuned from outside", fix, target)
     out = options["out"] or OUT
-    check_writable(out)
+    require_writable(out, "Give another --out")
     with repository_in_use(run) as found, tempfile.TemporaryDirectory(prefix="compress-tune-") as scratch:
         note(found.outdated)
         models_to_load(found.repository, [model])
@@ -53,15 +54,6 @@ def tune_model(target: str, model: str, **options: Any) -> None:
         for line in conclusions(evidence):
             click.echo(line)
     write(out, config, evidence)
-
-
-def check_writable(out: Path) -> None:
-    """Raises UserError E801 for a folder that cannot be written, before anything is measured."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=out).close()
-    except OSError as error:
-        raise UserError("E801", f"cannot write there ({error.strerror})", "Give another --out", str(out)) from error
 
 
 def write(out: Path, config: str, evidence: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from triton_parts import FACTS, KNOBS
 
 from compressor.errors import CheckError, UserError
 from export.runtimes.runtime_registry import DEFAULT
+from pipelines.cli.commands import main
 from pipelines.cli.work import loadtest_work
 from pipelines.loadtest import request_rows
 from pipelines.loadtest.load_table import answer_notes
@@ -169,6 +170,14 @@ def test_a_slow_model_has_the_time_that_is_given_from_the_first_row_on(monkeypat
     options |= {"warmup": 1.0, "seconds": 1.0, "requests": 1, "timeout": 60.0, "clients": 1}
     loadtest_work.carried_out(loadtest_work.Served(None, parse_url("h:1"), None), "m", [], options)
     assert [load.timeout for load in Fleet.loads] == [60.0]
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_the_test(tmp_path, monkeypatch, capfd):
+    (tmp_path / "load").touch()
+    monkeypatch.setattr(loadtest_work, "server_of", None)
+    with pytest.raises(SystemExit) as end:
+        main(["loadtest", "h:1", "m", "--out", str(tmp_path / "load" / "inner")], prog_name="compress")
+    assert end.value.code == 2 and f"E801 {tmp_path / 'load'}: a file, where a folder is needed" in capfd.readouterr().err
 
 
 def test_nothing_is_written_into_a_repository_that_is_tested(tmp_path, monkeypatch):

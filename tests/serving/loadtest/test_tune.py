@@ -234,8 +234,11 @@ def test_the_present_setting_is_what_is_served(classifier, monkeypatch, given, t
 
 def test_a_folder_that_cannot_be_written_is_told_before_anything_is_measured(tmp_path):
     (tmp_path / "tuned").touch()
-    with pytest.raises(UserError, match=r"E801 .*tuned: cannot write there"):
+    with pytest.raises(UserError, match=r"E801 .*tuned: a file, where a folder is needed"):
         tune_model(str(tmp_path), "reviews", out=tmp_path / "tuned")
+    with pytest.raises(UserError, match="E805"):
+        tune_model(str(tmp_path), "reviews", out=tmp_path / "other")
+    assert not (tmp_path / "other").exists(), "nothing is left where there is nothing to tune"
 
 
 def test_a_limit_that_no_setting_keeps_is_told(monkeypatch):
