@@ -209,40 +209,66 @@ def decoding(modules):
 class Sender:
     """Where Triton takes a request's answers; like Triton's it is closed by the last one."""
 
-    def __init__(self):
-        self.words, self.error, self.closed = [], None, threading.Event()
+    def __init__(self, cancelled=False):
+        self.words, self.error, self.closed, self.cancelled = [], None, threading.Event(), cancelled
 
     def is_cancelled(self):
-        return False
+        return self.cancelled
 
     def send(self, response=None, flags=0):
         if self.closed.is_set():
             raise TRITON.TritonModelException("Unable to send response. Response sender has been closed.")
-        self.error = self.error or response.error
-        self.words += [] if response.error else response.tensors["TEXT"][0].decode().split()
+        if response is not None:
+            self.error = self.error or response.error
+            self.words += [] if response.error else response.tensors["TEXT"][0].decode().split()
         if flags:
             self.closed.set()
 
 
-@pytest.mark.parametrize("fault", ["join", "step", "leave"])
-def test_after_a_fault_while_texts_are_computed_requests_are_answered(modules, decoding, exported, fault):
-    """It ends those that were being computed, and neither the thread nor those that wait."""
+@pytest.fixture
+def queued(modules, decoding, exported):
+    """A backend with room for two texts, whose thread has not started, and what puts a request into its queue."""
     module, tokenizer = modules("compress_generate", "model"), Tokenizer.from_file(str(exported[1] / "tokenizer.json"))
     backend, batch = module.TritonPythonModel(), decoding.Batch(open_live(exported[0], "fp32"))
     backend.batch, backend.most, backend.waiting = batch, 2, queue.Queue()
 
-    def fail(*_):
-        vars(batch).pop(fault)
-        raise MemoryError("no memory for the cache")
-
-    def ask(prompt, count):
+    def ask(prompt, count, cancelled=False):
         settings = decoding.Settings(max_tokens=count)
         text = decoding.Text(tokenizer, settings, frozenset({END}))
-        stream = module.Stream(Sender(), decoding.prompt_ids(tokenizer, prompt), text, settings, True)
+        stream = module.Stream(Sender(cancelled), decoding.prompt_ids(tokenizer, prompt), text, settings, True)
         backend.waiting.put(stream)
         return stream.sender
 
-    setattr(batch, fault, fail)
+    return backend, ask
+
+
+def test_requests_of_one_token_do_not_hold_up_a_stream(queued, exported):
+    """They take no room, and yet no more of them are computed before its next token than there is room for."""
+    backend, ask = queued
+    stream, others = ask(PROMPTS[0], 3), [ask(PROMPTS[1], 1) for _ in range(20)]
+    assert backend.advance() and backend.advance()
+    assert stream.words == bare(exported, PROMPTS[0], 3)
+    assert sum(sender.closed.is_set() for sender in others) == 2
+
+
+def test_the_prompt_of_a_caller_that_has_gone_is_not_computed(queued, monkeypatch):
+    backend, ask = queued
+    sender = ask(PROMPTS[0], 4, cancelled=True)
+    monkeypatch.setattr(backend.batch, "join", None)
+    backend.join(backend.waiting.get())
+    assert sender.closed.is_set() and sender.error is None and not backend.batch.rows
+
+
+@pytest.mark.parametrize("fault", ["join", "step", "leave"])
+def test_after_a_fault_while_texts_are_computed_requests_are_answered(queued, exported, fault):
+    """It ends those that were being computed, and neither the thread nor those that wait."""
+    backend, ask = queued
+
+    def fail(*_):
+        vars(backend.batch).pop(fault)
+        raise MemoryError("no memory for the cache")
+
+    setattr(backend.batch, fault, fail)
     asked = [ask(PROMPTS[0], 4), ask(PROMPTS[1], 6), ask(PROMPTS[2], 5)]
     backend.thread = threading.Thread(target=backend.generate, daemon=True)
     backend.thread.start()

@@ -50,6 +50,12 @@ class Stream:
         final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if self.text.finish else 0
         self.sender.send(response_of(arrays), flags=final)
 
+    def is_gone(self):
+        """Whether its caller has cancelled it; it then has its last response, which Triton expects of every request."""
+        if gone := self.sender.is_cancelled():
+            self.sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        return gone
+
     def fail(self, error):
         """Answer with an error, unless the request has had its last answer: Triton closes its sender with that."""
         final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
@@ -128,7 +134,9 @@ class TritonPythonModel:
 
     def advance(self):
         """Take what waits, as far as there is room, and compute one token of every row; False after None."""
-        while not self.batch.rows or (len(self.batch.rows) < self.most and not self.waiting.empty()):
+        room = self.most - len(self.batch.rows)  # counted before: requests that end with their first token fill no room
+        while not self.batch.rows or (room > 0 and not self.waiting.empty()):
+            room -= 1
             stream = self.waiting.get()
             if stream is None:
                 return False
@@ -137,7 +145,10 @@ class TritonPythonModel:
         return True
 
     def join(self, stream):
+        """Compute a request's first token, unless its caller has gone."""
         try:
+            if stream.is_gone():
+                return
             token = self.batch.join(stream, stream.ids)
         except Exception as error:  # it ends this request alone
             stream.fail(error)
@@ -157,8 +168,7 @@ class TritonPythonModel:
         """One token for every row; rows that end, or whose callers have gone, leave."""
         gone = set()
         for number, (stream, token) in enumerate(zip(self.batch.rows, self.batch.step(), strict=True)):
-            if stream.sender.is_cancelled():
-                stream.sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            if stream.is_gone():
                 gone.add(number)
             elif isinstance(token, Exception):
                 stream.fail(token)
