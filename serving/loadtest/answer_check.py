@@ -16,8 +16,8 @@ from serving.loadtest.traffic import Outputs, outputs_of
 EQUAL = 1e-4
 """Largest difference, relative to the row's largest value (1 at least), of an answer that counts as equal."""
 FEW = 0.05
-"""Share of the answers that may be of another text (label, tags) without one wrong number: where two classes are all but equal,
-the order of a sum decides."""
+"""Share of the answers that may be of another text (label, tags, place) without one wrong number: where two classes are all but
+equal, the order of a sum decides."""
 
 
 @dataclass(frozen=True)
@@ -71,18 +71,18 @@ def check_answers(expected: Sequence[Outputs], records: Iterable[Record], bound:
 
 
 def compared(expected: Outputs, found: Outputs, bound: float) -> tuple[str, float]:
-    """'equal', 'near', 'wrong' (numbers beyond `bound`, shapes, outputs) or 'changed' (texts alone), and the largest relative
-    difference."""
+    """'equal', 'near', 'wrong' (measured numbers beyond `bound`, shapes, outputs) or 'changed' (texts or integers alone, such
+    as the place of an answer), and the largest relative difference."""
     if expected.keys() != found.keys() or any(expected[name].shape != found[name].shape for name in expected):
         return "wrong", np.inf
-    numbers = [name for name in expected if expected[name].dtype != object]
+    numbers = [name for name in expected if expected[name].dtype.kind == "f"]
     worst = max((difference(expected[name], found[name]) for name in numbers), default=0.0)
-    same_texts = all((expected[name] == found[name]).all() for name in expected.keys() - set(numbers))
+    same_others = all((expected[name] == found[name]).all() for name in expected.keys() - set(numbers))
     if worst > bound:
         return "wrong", worst
     if worst > EQUAL:
         return "near", worst
-    return ("equal" if same_texts else "changed"), worst
+    return ("equal" if same_others else "changed"), worst
 
 
 def difference(expected: np.ndarray, found: np.ndarray) -> float:

@@ -222,6 +222,8 @@ def test_answers_are_equal_near_wrong_or_of_another_text():
     assert verdict(answer(-0.3)) == verdict(answer(np.nan)) == verdict({"SCORES": np.zeros((1, 3))}) == "wrong"
     assert verdict(answer(0.51, "bad"), TOLERANCE) == "wrong"  # no int8 whose scales depend on the batch
     assert verdict(answer(0.5, "bad")) == "changed"
+    place, other = ({"SPAN": np.array([span], np.int64)} for span in ([60, 62], [100, 105]))
+    assert [compared(*pair, 0.7)[0] for pair in ((place, place), (place, other), (other, place))] == ["equal", *["changed"] * 2]
 
 
 def http_answer(*logits):
