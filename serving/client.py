@@ -13,7 +13,7 @@ from tritonclient.utils import InferenceServerException
 
 from compressor.errors import UserError
 from serving.clients.address import parse_url
-from serving.clients.connections import CONNECTIONS
+from serving.clients.connections import CONNECTIONS, INFER_SECONDS
 
 REFUSED = ("400", "StatusCode.INVALID_ARGUMENT")
 """Statuses of a request that the caller must correct."""
@@ -27,11 +27,12 @@ class Client:
     created it.
 
     `ca` is a file with the certificates (PEM) that the server's is checked against, by default the system's. `token` is sent
-    as `Authorization: Bearer TOKEN`. Every call raises UserError E712 when no Triton server responds, E729 when its
-    certificate is not trusted, E730 when it wants a token, and E715 when it refuses the request.
+    as `Authorization: Bearer TOKEN`. `seconds` is how long the response to a request may take. Every call raises UserError E712
+    when no Triton server responds, or not in time, E729 when its certificate is not trusted, E730 when it wants a token, and
+    E715 when it refuses the request.
     """
 
-    def __init__(self, url: str, *, ca: Path | None = None, token: str | None = None):
+    def __init__(self, url: str, *, ca: Path | None = None, token: str | None = None, seconds: float = INFER_SECONDS):
         """Raises UserError E711 (URL), E729 (file of certificates), E730 (token). Connects with the first call."""
         self.address = parse_url(url)
         if ca is not None:
@@ -39,7 +40,7 @@ class Client:
         if token is not None and not (token.isascii() and token.isprintable()):
             raise UserError("E730", "the token holds characters that no header can hold", "Give it in printable ASCII")
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        self._connection = CONNECTIONS[self.address.protocol](self.address, ca, headers)
+        self._connection = CONNECTIONS[self.address.protocol](self.address, ca, headers, seconds)
 
     def __enter__(self) -> Client:
         return self
@@ -97,6 +98,8 @@ class Client:
         except ssl.SSLError as error:
             raise tls_error(str(error), where) from error
         except OSError as error:
+            if isinstance(error, TimeoutError) and self._is_live():  # over HTTP; over gRPC it is TOO_LATE
+                raise _late(where) from error
             raise UserError("E712", f"no Triton server responds ({error or type(error).__name__})", START, where) from error
         except self._connection.failures as error:
             what = f"this is not the {self.address.protocol} port of a Triton server ({error or type(error).__name__})"
@@ -113,8 +116,7 @@ class Client:
             what = f"no Triton server responds ({reason:.200})" if no_server else "this is not a Triton server"
             return UserError("E712", what, START, where)
         if error.status() == TOO_LATE:
-            fix = "Send fewer rows at a time, or see the server's log"
-            return UserError("E712", "the Triton server does not answer in time", fix, where)
+            return _late(where)
         if error.status() not in REFUSED and model is not None and model not in (loaded := self.models()):
             return self._not_loaded(model, loaded)
         return Refusal(reason, where, wrong=error.status() in REFUSED)
@@ -138,6 +140,12 @@ class Refusal(UserError):
 
     def __reduce__(self) -> tuple:
         return UserError, (self.code, self.what, self.fix, self.where, self.key)
+
+
+def _late(where: str) -> UserError:
+    """E712 for a server that lives, and whose model takes too long."""
+    fix = "Send fewer rows at a time, or see the server's log"
+    return UserError("E712", "the Triton server does not answer in time", fix, where)
 
 
 def tls_error(reason: str, where: str) -> UserError:

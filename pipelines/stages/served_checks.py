@@ -36,6 +36,8 @@ MOST = 32
 """Rows of a request in a comparison, at most."""
 ALONE = 32
 """Texts that are also sent one by one."""
+ANSWER_SECONDS = 600.0
+"""How long a response may take: a slow processor computes MOST long rows in minutes."""
 HALF = ("fp16", "bf16")
 """Precisions with a bound of their own on a GPU."""
 
@@ -101,7 +103,7 @@ def compare_served(
     local, results = partial(run, opened), []
     with (
         EmbeddedServer(served.repository, log_path=workspace.log_folder / "triton.log") as server,
-        Client(server.url) as client,
+        Client(server.url, seconds=ANSWER_SECONDS) as client,
     ):
         for interface in served.interfaces:
             result = COMPARISONS[interface](served, local, client, places, task, data, workspace)

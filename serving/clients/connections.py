@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,7 +15,7 @@ from serving.clients.address import Address
 
 CONNECT_SECONDS = 10.0
 INFER_SECONDS = 60.0
-"""How long the response to a request may take."""
+"""How long the response to a request may take, unless a client is given another time."""
 
 
 class Connection(Protocol):
@@ -42,14 +43,14 @@ class Connection(Protocol):
 class HttpConnection:
     """A connection over HTTP, for the thread that created it."""
 
-    def __init__(self, address: Address, ca: Path | None, headers: Mapping[str, str]):
+    def __init__(self, address: Address, ca: Path | None, headers: Mapping[str, str], seconds: float):
         # imported here: it loads gevent, which only clients need
         from geventhttpclient.response import HTTPParseError
         from tritonclient.http import InferenceServerClient
 
         tls = {"ssl": True, "ssl_context_factory": lambda: ssl.create_default_context(cafile=ca)} if address.tls else {}
-        limits = {"connection_timeout": CONNECT_SECONDS, "network_timeout": INFER_SECONDS}
-        self._client = InferenceServerClient(str(address), **limits, **tls)
+        self._open = partial(InferenceServerClient, str(address), connection_timeout=CONNECT_SECONDS, **tls)
+        self._client = self._open(network_timeout=seconds)
         self._headers = dict(headers)
         # a response that is no JSON, or of another form, is not Triton's
         self.failures = (OSError, HTTPParseError, ValueError, KeyError, TypeError)
@@ -71,7 +72,8 @@ class HttpConnection:
         return self._client.is_model_ready(model, headers=self._headers)
 
     def live(self) -> bool:
-        return self._client.is_server_live(headers=self._headers)
+        with self._open(network_timeout=CONNECT_SECONDS) as client:  # a server that hangs is not waited for as a model is
+            return client.is_server_live(headers=self._headers)
 
     def models(self) -> list[str]:
         loaded = self._client.get_inference_statistics(headers=self._headers)
@@ -89,19 +91,19 @@ class GrpcConnection:
 
     failures = (OSError,)
 
-    def __init__(self, address: Address, ca: Path | None, headers: Mapping[str, str]):
+    def __init__(self, address: Address, ca: Path | None, headers: Mapping[str, str], seconds: float):
         # imported here: only clients of this protocol need it
         from tritonclient.grpc import InferenceServerClient
 
         self._client = InferenceServerClient(str(address), ssl=address.tls, root_certificates=None if ca is None else str(ca))
         self._headers = {key.lower(): value for key, value in headers.items()}  # gRPC refuses capitals
         self._options = {"headers": self._headers, "client_timeout": CONNECT_SECONDS}
+        self._infer_options = {"headers": self._headers, "client_timeout": seconds}
 
     def infer(self, model: str, arrays: Mapping[str, np.ndarray], version: str) -> dict[str, np.ndarray]:
         from tritonclient.grpc import InferInput
 
-        options = {**self._options, "client_timeout": INFER_SECONDS}
-        result = self._client.infer(model, _filled(InferInput, arrays), model_version=version, **options)
+        result = self._client.infer(model, _filled(InferInput, arrays), model_version=version, **self._infer_options)
         return {output.name: result.as_numpy(output.name) for output in result.get_response().outputs}
 
     def config(self, model: str) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from serving.clients.address import parse_url
 from serving.deployment.answers import Answer, Tensors
 
 CONNECT_SECONDS = 10.0
-LOAD_SECONDS = 600.0
-"""A load returns when the model is ready: an engine may take minutes."""
+LONG_SECONDS = 600.0
+"""A load returns when the model is ready: an engine may take minutes. So may many long rows on a slow processor."""
 
 
 class Refused(Exception):
@@ -65,7 +65,7 @@ class Control:
 
     def _control(self, model: str, action: str) -> None:
         try:
-            self._post(f"/v2/repository/models/{quote(model)}/{action}", {}, seconds=LOAD_SECONDS)
+            self._post(f"/v2/repository/models/{quote(model)}/{action}", {}, seconds=LONG_SECONDS)
         except Refused as refusal:
             if refusal.status in (401, 403) or "explicit" in refusal.reason or "restricted" in refusal.reason:
                 raise self._closed(refusal.reason) from refusal
@@ -91,7 +91,7 @@ class Control:
         """The outputs of one request, both as the Open Inference Protocol has them in JSON: name, shape, datatype, data.
 
         Raises Refused, UserError E712."""
-        response = self._post(f"{_path(model, version)}/infer", {"inputs": inputs})
+        response = self._post(f"{_path(model, version)}/infer", {"inputs": inputs}, seconds=LONG_SECONDS)
         try:
             return [{key: output[key] for key in ("name", "shape", "datatype", "data")} for output in response["outputs"]]
         except (KeyError, TypeError) as error:
@@ -102,7 +102,7 @@ class Control:
         """The one response of a model that generates, inputs and outputs by name (Triton's generate extension).
 
         Raises Refused, UserError E712."""
-        return self._post(f"{_path(model, version)}/generate", body, seconds=LOAD_SECONDS)
+        return self._post(f"{_path(model, version)}/generate", body, seconds=LONG_SECONDS)
 
     def ask(self, model: str, answer: Answer, version: int | None = None) -> Tensors:
         """The outputs of a recorded request now. Raises Refused, UserError E712."""

@@ -1,7 +1,9 @@
 """What compress deploy says of a server that does not let it in."""
 
+import contextlib
 import socket
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -10,7 +12,12 @@ from compressor.errors import UserError
 from serving.deployment.triton_control import Control
 
 
-class Closed(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+class Closed(Handler):
     """A proxy that wants a token."""
 
     def do_GET(self):
@@ -18,16 +25,37 @@ class Closed(BaseHTTPRequestHandler):
         self.send_header("Content-Length", "0")
         self.end_headers()
 
-    def log_message(self, *_):
-        pass
+
+class Slow(Handler):
+    """A model that computes for longer than other requests may take."""
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        time.sleep(0.3)
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"outputs": []}')
+
+
+@contextlib.contextmanager
+def control_of(handler):
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield Control.at(f"127.0.0.1:{server.server_address[1]}")
+        server.shutdown()
 
 
 @pytest.fixture
 def closed():
-    with ThreadingHTTPServer(("127.0.0.1", 0), Closed) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        yield Control.at(f"127.0.0.1:{server.server_address[1]}")
-        server.shutdown()
+    with control_of(Closed) as control:
+        yield control
+
+
+def test_an_answer_is_waited_for_longer_than_a_connection(monkeypatch):
+    """A recorded request may be many long rows."""
+    monkeypatch.setattr(Control._post, "__defaults__", (0.1,))
+    with control_of(Slow) as control:
+        assert control.infer("reviews", []) == []
 
 
 def test_a_server_that_wants_a_token_is_not_taken_for_another_program(closed):

@@ -1,5 +1,6 @@
 """Tensors and texts through a real server: equal to a local session, and clear when something is wrong."""
 
+import contextlib
 import http.server
 import json
 import os
@@ -217,8 +218,8 @@ def test_another_kind_of_server_is_said_so(tmp_path):
 class Hanging(GRPCInferenceServiceServicer):
     """A server whose models do not answer before the test is over."""
 
-    def __init__(self):
-        self.over = threading.Event()
+    def __init__(self, over):
+        self.over = over
 
     def ServerLive(self, request, context):
         return messages.ServerLiveResponse(live=True)
@@ -228,18 +229,42 @@ class Hanging(GRPCInferenceServiceServicer):
         return messages.ModelInferResponse()
 
 
-def test_a_model_that_hangs_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr("serving.clients.connections.INFER_SECONDS", 0.2)
-    server, hanging = grpc.server(ThreadPoolExecutor(2)), Hanging()
-    add_GRPCInferenceServiceServicer_to_server(hanging, server)
+@contextlib.contextmanager
+def hanging_grpc(over):
+    server = grpc.server(ThreadPoolExecutor(2))
+    add_GRPCInferenceServiceServicer_to_server(Hanging(over), server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    try:
-        with Client(f"grpc://127.0.0.1:{port}") as client, pytest.raises(UserError, match=r"E712 .*does not answer in time"):
+    yield f"grpc://127.0.0.1:{port}"
+    server.stop(None).wait(10)
+
+
+@contextlib.contextmanager
+def hanging_http(over):
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+
+        def do_POST(self):
+            over.wait(30)
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("hanging", [hanging_grpc, hanging_http])
+def test_a_model_that_hangs_is_not_waited_for(hanging):
+    over = threading.Event()
+    with hanging(over) as url:
+        with Client(url, seconds=0.2) as client, pytest.raises(UserError, match=r"E712 .*does not answer in time"):
             client.infer("reviews", features(1, 4))
-    finally:
-        hanging.over.set()
-        server.stop(None).wait(10)
+        over.set()
 
 
 def test_the_tokenizer_must_be_the_models_own(server, version_folder, tmp_path, monkeypatch):
