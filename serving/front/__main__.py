@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from pathlib import Path
 
 from compressor.errors import UserError
 from serving.bundle import install
+
+DRAIN_SECONDS = 30.0
+"""How long requests in flight are still answered at the end: one of many texts is several requests to Triton, each with a
+deadline of its own."""
 
 
 def main() -> None:
@@ -17,7 +22,8 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8080)
     parser.add_argument("--keys", type=Path, metavar="FILE", help="API keys, one a line")
     parser.add_argument("--max-body", type=int, default=1 << 20, metavar="BYTES")
-    parser.add_argument("--timeout", type=float, default=10.0, metavar="SECONDS")
+    parser.add_argument("--timeout", type=float, default=10.0, metavar="SECONDS", help="for an answer of Triton (10)")
+    parser.add_argument("--drain", type=float, default=DRAIN_SECONDS, metavar="SECONDS", help="for the last answers (30)")
     options = vars(parser.parse_args())
     try:
         serve(**options)
@@ -26,8 +32,8 @@ def main() -> None:
         sys.exit(error.exit_code)
 
 
-def serve(triton: str, host: str, port: int, keys: Path | None, max_body: int, timeout: float) -> None:
-    """Serve until SIGTERM or Ctrl-C; requests in flight are answered first. Raises UserError E701, E765."""
+def serve(triton: str, host: str, port: int, keys: Path | None, max_body: int, timeout: float, drain: float) -> None:
+    """Serve until SIGTERM or Ctrl-C; requests in flight are then answered for `drain` seconds. Raises UserError E701, E765."""
     try:
         import uvicorn
 
@@ -35,7 +41,7 @@ def serve(triton: str, host: str, port: int, keys: Path | None, max_body: int, t
     except ImportError as error:
         raise UserError("E701", f"the front needs {error.name}", install("front")) from error
     app = make_app(Settings(triton, keys_in(keys), timeout, max_body))
-    uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=int(timeout) + 1)
+    uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=math.ceil(drain))
 
 
 def keys_in(path: Path | None) -> tuple[str, ...]:

@@ -16,26 +16,31 @@ from compressor.errors import UserError
 from export.latency.programs import program, worker_environment
 from serving.bundle import install
 from serving.child_status import status_of
+from serving.front.__main__ import DRAIN_SECONDS
 from serving.triton_process import bound_to_us
 from serving.watch import RESTARTS, WINDOW_SECONDS
 
 PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
-STOP_SECONDS = 15
+END_SECONDS = 5
+"""How long it may take to end, once requests are not answered any more, before it is killed."""
 
 
 class FrontProcess:
-    """One front on `port`, in front of the gRPC endpoint `triton` (host:port); its output goes to `log`."""
+    """One front on `port`, in front of the gRPC endpoint `triton` (host:port); its output goes to `log`. At its end requests
+    in flight are answered for `drain` seconds."""
 
-    def __init__(self, triton: str, port: int, keys: Path | None, log: Path):
+    def __init__(self, triton: str, port: int, keys: Path | None, log: Path, drain: float = DRAIN_SECONDS):
         """Raises UserError E701 where the extra is not installed."""
         if missing := [package for package in PACKAGES if importlib.util.find_spec(package) is None]:
             raise UserError("E701", f"the HTTP front needs {missing[0]}", install("front"))
         self.triton, self.port, self.keys, self.log = triton, port, keys, log
+        self.drain = drain
         self.started: list[float] = []
 
     @property
     def command(self) -> list[str]:
-        options = {"--triton": self.triton, "--port": str(self.port)} | ({"--keys": str(self.keys)} if self.keys else {})
+        options = {"--triton": self.triton, "--port": str(self.port), "--drain": str(self.drain)}
+        options |= {"--keys": str(self.keys)} if self.keys else {}
         arguments = (part for option in options.items() for part in option)
         return bound_to_us(*program("serving.front", *arguments))
 
@@ -60,23 +65,23 @@ class FrontProcess:
         """Start it again in front of another gRPC endpoint, unless it is there already."""
         if triton != self.triton:
             self.triton = triton
-            self._end()
+            self._end(END_SECONDS)  # what is in flight there is lost with its Triton
             self.start()
 
     @contextlib.contextmanager
     def running(self) -> Iterator[FrontProcess]:
-        """Context in which it runs; requests in flight are answered at the end."""
+        """Context in which it runs."""
         self.start()
         try:
             yield self
         finally:
-            self._end()
+            self._end(self.drain + END_SECONDS)
 
-    def _end(self) -> None:
+    def _end(self, seconds: float) -> None:
         self.process.terminate()
         try:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(STOP_SECONDS)
+                self.process.wait(seconds)
         finally:  # also where a second signal ends the wait
             self.process.kill()
             self.process.wait()

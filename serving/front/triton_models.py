@@ -1,4 +1,4 @@
-"""The Triton server behind the front: text models over gRPC, with one deadline for every request."""
+"""The Triton server behind the front: text models over gRPC, with one deadline for every request to it."""
 
 from __future__ import annotations
 
@@ -144,7 +144,8 @@ class Upstream:
     async def predict(
         self, model: TextModel, texts: Sequence[str], pairs: Sequence[str] | None, task: str | None = None
     ) -> list[Prediction]:
-        """Predictions in order; more rows than a request may have are sent in several, one after the other. Raises Failed."""
+        """Predictions in order; more rows than a request may have are sent in several, one after the other, and each has the
+        whole deadline: so many rows may take longer. Raises Failed."""
         model.require(texts, pairs, task)
         done: list[Prediction] = []
         for start in range(0, len(texts), model.most):

@@ -397,6 +397,23 @@ def test_a_front_that_cannot_start_is_given_up(tmp_path):
     assert (tmp_path / "log").stat().st_mode & 0o777 == 0o600, "for this user's eyes"
 
 
+@pytest.mark.parametrize("drain", [30.0, 0.0])
+def test_a_front_that_is_stopped_has_the_time_of_its_server(tmp_path, monkeypatch, drain):
+    """A request of many texts is many to Triton, one after the other."""
+    from serving.front.__main__ import main
+    from serving.front.front_process import FrontProcess
+
+    front, given, waited = FrontProcess("127.0.0.1:1", 1, None, tmp_path / "log", drain), [], []
+    monkeypatch.setattr("uvicorn.run", lambda _app, **options: given.append(options["timeout_graceful_shutdown"]))
+    monkeypatch.setattr(sys, "argv", front.command[front.command.index("serving.front") :])
+    main()
+    front.process = SimpleNamespace(terminate=lambda: None, kill=lambda: None, wait=lambda seconds=0: waited.append(seconds))
+    monkeypatch.setattr(front, "start", lambda: None)
+    with front.running():
+        pass
+    assert given == [drain] and waited[0] > drain
+
+
 SERVING = """
 import sys, time
 from pathlib import Path

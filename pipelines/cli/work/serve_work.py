@@ -66,7 +66,7 @@ def _fronted(server: EmbeddedServer, port: int | None, keys: Path | None) -> Ite
         yield lambda tell: None
         return
     log = server.log_path.with_name(server.log_path.name.replace("serve", "front"))
-    with FrontProcess(f"{HOST}:{server.ports['grpc']}", port, keys, log).running() as front:
+    with FrontProcess(f"{HOST}:{server.ports['grpc']}", port, keys, log, server.exit_seconds).running() as front:
         click.echo(f"front    {HOST}:{port}   (its page: http://{HOST}:{port}/docs)")
 
         def keep(tell: Callable[[str], None]) -> None:
