@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     from compressor.tasks.kinds.choices import Choice
 
 KIND = "choices"
+PAIR = re.compile(r"text (\d+)(.*)", re.DOTALL)
+"""A refusal that names a pair by its number."""
 
 
 def best_choices(
@@ -26,5 +29,17 @@ def best_choices(
             raise UserError(
                 "E717", f"text {number + 1}, {text!r:.60}, has no choices", 'Give a JSON line with "text" and "choices"'
             )
-    scores = iter(score([(text, choice) for text, *choices in texts for choice in choices]))
+    try:
+        scores = iter(score([(text, choice) for text, *choices in texts for choice in choices]))
+    except UserError as error:
+        raise of_a_row(error, texts, first) from error
     return [chosen(choices, [next(scores) for _ in choices]) for _, *choices in texts]
+
+
+def of_a_row(error: UserError, texts: Sequence[Text], first: int) -> UserError:
+    """E717 with the number of a row in place of that of its pair among all; else the error itself."""
+    named = PAIR.fullmatch(error.what)
+    if error.code != "E717" or named is None:
+        return error
+    rows = [number for number, text in enumerate(texts, first) for _ in text[1:]]
+    return UserError(error.code, f"text {rows[int(named[1]) - 1] + 1}{named[2]}", error.fix, error.where)

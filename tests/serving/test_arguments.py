@@ -1,5 +1,6 @@
 """What a program gives to the serving library by mistake is refused before anything is written or asked."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from compressor.errors import UserError
 from serving.backend_files import backend_names, copy_backend
 from serving.client import Client
+from serving.clients.by_choice import best_choices
 from serving.clients.text_bytes import encoded
 from serving.generator_repository import write_generator
 from serving.layout.knobs import Knobs
@@ -71,6 +73,17 @@ def test_one_text_is_not_its_characters():
 def test_what_is_no_text_is_not_called_a_pair(odd):
     with pytest.raises(UserError, match=r"E717 text 2 is .*, not a text"):
         encoded(["a", odd], False, "reviews")
+
+
+@pytest.mark.parametrize("told", ["text 3, ('b', '2'): too long", "the text holds '</s>'"])
+def test_a_choice_that_is_refused_is_named_by_its_row(told):
+    def refuse(pairs):
+        raise UserError("E717", told, "Correct it")
+
+    with pytest.raises(UserError, match=rf"^E717 {re.escape(told.replace('3', '12'))}\. Correct it"):
+        best_choices(refuse, [("a", "0", "1"), ("b", "2", "3")], first=10)
+    with pytest.raises(UserError, match="E717 text 12 is not valid Unicode"):
+        best_choices(lambda pairs: encoded(pairs, True, "m"), [("a", "0", "1"), ("b", "2", "\ud800")], first=10)
 
 
 def test_a_backend_is_copied_again(tmp_path):
