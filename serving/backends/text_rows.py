@@ -126,22 +126,32 @@ class TextModel:
 
     def _encodings(self, texts):
         """The encodings of texts, or of pairs of texts."""
-        pairs = (text if isinstance(text, tuple) else (text,) for text in texts)
-        short = [tuple(map(self.shortened, pair)) for pair in pairs]
-        return self.encode_batch([pair if len(pair) > 1 else pair[0] for pair in short])
+        return self.encode_batch([self._short(text) for text in texts])
 
-    def shortened(self, text):
+    def _short(self, written):
+        """A text, or both of a pair, without the rest that is not read."""
+        if isinstance(written, str):
+            return self.shortened(written)
+        first, second = written
+        return self.shortened(first, second), self.shortened(second, first)
+
+    def shortened(self, text, other=""):
         """The beginning of a long text, if that alone makes more tokens than the model reads: the others would be dropped.
 
-        It ends before a space: no token there depends on what follows.
+        It ends before a space: no token there depends on what follows. In a pair the `other` text must make fewer: where the
+        room is odd, the longer one keeps a token more, and stays the longer one.
         """
         if self.tokenizer.truncation["direction"] == "left":  # the end of the text is what is read
             return text
         end = self.facts["max_length"] * CHARACTERS
         space = SPACE.search(text, end, 2 * end)
-        if space is None or not self.tokenizer.encode(text[: space.start()]).overflowing:
+        if space is None or len(other) > end or self._overflows(other) or not self._overflows(text[: space.start()]):
             return text
         return text[: space.start()]
+
+    def _overflows(self, text):
+        """Whether a text alone makes more tokens than the model reads."""
+        return bool(self.tokenizer.encode(text).overflowing)
 
     def _encoded(self, rows, batch):
         """Tokenize the rows of these numbers together, or one by one where that fails; returns the errors."""

@@ -199,10 +199,32 @@ def test_no_more_of_a_text_is_tokenized_than_the_model_can_read(modules, served)
     texts = ["the film was great " * 50_000, "x" * 300 + " the film was great" * 50, "y" * 900 + " film", "a " * 9]
     found = [model.execute([request(TEXT=np.array([[text.encode()]], dtype=object))])[0] for text in texts]
     assert lengths[0] < 300 and lengths[1:] == [len(text) for text in texts[1:]]
-    model.model.shortened = lambda text: text
+    model.model.shortened = lambda text, other="": text
     for text, response in zip(texts, found, strict=True):
         whole = model.execute([request(TEXT=np.array([[text.encode()]], dtype=object))])[0]
         np.testing.assert_array_equal(response.tensors["SCORES"], whole.tensors["SCORES"])
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "shorter"),
+    [
+        ("great " * 500, "a " * 490, False),  # the first has more tokens, but fewer in as many characters
+        ("a " * 60, f"{'great' * 6} " * 100, False),
+        ("film", "great " * 500, True),
+        ("great " * 500, "film", True),
+    ],
+)
+def test_a_pair_of_long_texts_is_cut_as_in_training(modules, served, tmp_path, first, second, shorter):
+    """Of 5 tokens that are read the longer text has 3."""
+    served((), "", [])
+    text_rows, version = modules("compress_text", "text_rows"), tmp_path / "m" / "1"
+    facts = asdict(read_version(version)) | {"pair": True}
+    model = text_rows.TextModel(version, facts, SimpleNamespace(streams=1), {"input_ids": np.int64}, None)
+    encode, given = model.encode_batch, []
+    model.encode_batch = lambda pairs: (given.extend(pairs), encode(pairs))[1]
+    (row,) = rows = [model.row([first.encode(), second.encode()])]
+    assert model.tokenize(rows) == {} and row.encoding.ids == model.tokenizer.encode(first, second).ids
+    assert (given != [(first, second)]) is shorter
 
 
 def test_a_text_whose_marks_are_cut_off_is_refused(modules, served, tmp_path):
