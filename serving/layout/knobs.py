@@ -23,8 +23,8 @@ class Knobs:
     - `instances`: copies of the model that compute at the same time; `threads` of each (None: the cores, shared equally);
     - `max_batch_tokens`: most padded tokens of a sub-batch of texts; `streams`: sub-batches that an instance computes at the
       same time, its threads shared equally;
-    - `max_queue_delay_us`: how long a text waits for others to share its batch; `max_queue_size`: texts that wait at most,
-      more are refused (0: any number); `timeout_ms`: the longest wait (None: any);
+    - `max_queue_delay_us`: how long a text waits for others to share its batch; `max_queue_size`: requests of texts that
+      wait at most, more are refused (0: any number); `timeout_ms`: the longest wait (None: any);
     - `warmup`: whether each instance computes one short and one long row before it is ready;
     - `device`: cpu or cuda, where the instances are placed; None: on a GPU where the server has one and the file is for it.
 

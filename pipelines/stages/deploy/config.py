@@ -91,7 +91,7 @@ class DeployConfig(StageConfig):
         default=DEFAULT_KNOBS.max_queue_size,
         ge=0,
         le=limits.QUEUE,
-        description="texts that wait at most; more are refused (0: any)",
+        description="requests of texts that wait at most; more are refused (0: any)",
     )
     timeout_ms: float | None = Field(
         default=DEFAULT_KNOBS.timeout_ms,
