@@ -13,6 +13,7 @@ from compressor.tasks import GENERATED, KINDS, Subset
 from compressor.tasks.task_kind import kind_of
 from export.runtimes.runtime_registry import DEFAULT, RUNTIMES
 from pipelines.file.yaml_source import scalar
+from serving.layout.text_outputs import TEXT_SUFFIX
 
 PLAIN = re.compile(r"[A-Za-z0-9_./~][A-Za-z0-9_./:+~-]*")
 """Text that YAML reads as a plain string."""
@@ -257,7 +258,8 @@ def _export(facts: Facts) -> str:
   # A model repository for Triton Inference Server; needs the extra `triton` (compress doctor says what it lacks)
   # - deploy: {name: NAME}
 """
-    served = (deploy if facts.deploys else without).replace("NAME", quoted(facts.name))
+    name = re.sub(f"({TEXT_SUFFIX})+$", "", facts.name)  # the models of texts alone end so
+    served = (deploy if facts.deploys else without).replace("NAME", quoted(name))
     auto = " or: auto (the fastest that loses at most half a point)" if facts.classifies else ""
     faster = next(row for row in RUNTIMES.values() if row.calibrated)
     aside = f"\n      # or, faster on many processors: [{faster.key}], with the extra `{faster.extra}`"

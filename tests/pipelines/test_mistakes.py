@@ -117,6 +117,11 @@ MISTAKES = [
     Mistake("number in quotes", ("rank: 4", 'rank: "4"'), "E104 {file}:6: stages[1].tune.rank: must be an integer, not '4'"),
     Mistake("rank 0", ("rank: 4", "rank: 0"), "E104 {file}:6: stages[1].tune.rank: must be at least 1, not 0"),
     Mistake(
+        "a name of models of texts",
+        ("  - export:\n", "  - export:\n  - deploy: {name: x-text}\n"),
+        "E104 {file}:11: stages[6].deploy.name: may not end with -text",
+    ),
+    Mistake(
         "a module in two lists",
         ("rank: 4", "modules: [[query]]"),
         "E104 {file}:6: stages[1].tune.modules: unknown module '['query']'",
@@ -195,11 +200,6 @@ MISTAKES = [
         ),
         "E505 {file}:7: stages[2].prune: ffn_out has 23 inputs, no multiple of 4",
     ),
-    Mistake("no pattern", weights("pattern: 4:2"), "E104 {file}:7: stages[2].prune.pattern: a pattern is unstructured, or n:m"),
-    Mistake(
-        "a pattern and a share", weights("pattern: 2:4, remove: 0.5"), "E104 {file}:7: stages[2].prune: pattern 2:4 fixes what"
-    ),
-    Mistake("weights without a share", weights("criterion: weight"), "E104 {file}:7: stages[2].prune: an unstructured item"),
     Mistake(
         "a pattern behind neurons that the whole model lost",
         (
@@ -209,6 +209,11 @@ MISTAKES = [
         "E505 {file}:7: stages[2].prune: only the run decides how many neurons each layer keeps: the pattern 2:4 may not fit",
         "the inputs of ffn_out. Leave out this module, or remove them with scope: layer",
     ),
+    Mistake("no pattern", weights("pattern: 4:2"), "E104 {file}:7: stages[2].prune.pattern: a pattern is unstructured, or n:m"),
+    Mistake(
+        "a pattern and a share", weights("pattern: 2:4, remove: 0.5"), "E104 {file}:7: stages[2].prune: pattern 2:4 fixes what"
+    ),
+    Mistake("weights without a share", weights("criterion: weight"), "E104 {file}:7: stages[2].prune: an unstructured item"),
     Mistake("all weights", weights("remove: 1"), "E104 {file}:7: stages[2].prune.remove: must be less than 1, not 1"),
     Mistake(
         "two shares of one pool",
@@ -697,11 +702,6 @@ MISTAKES = [
         "E413 {file}:5: stages[0].tune.burn_in: burn_in is 4 steps, the training has 4",
     ),
     Mistake(
-        "more last blocks than blocks",
-        ("method: same", "method: full, top: 9"),
-        "E414 {file}:8: stages[3].recover: top is 9, the model has 2 blocks",
-    ),
-    Mistake(
         "a burn-in as long as the passes over the rows",
         ("method: same", "method: diff_pruning, budget: 9, burn_in: 10, epochs: 2"),
         "E413 {file}:8: stages[3].recover: burn_in is 10 steps, the training has 10",
@@ -711,6 +711,11 @@ MISTAKES = [
         ("  - select: {count: 4}\n  - tune: {rank: 4", f"  - tune: {{{GROWS}, epochs: 1, checkpoints: [2, 3, 4, 5, 6]"),
         "E408 {file}:5: stages[0].tune: checkpoints and budget are 6 sizes of Ω, which grows in 5 of 5 steps.",
         "train longer",
+    ),
+    Mistake(
+        "more last blocks than blocks",
+        ("method: same", "method: full, top: 9"),
+        "E414 {file}:8: stages[3].recover: top is 9, the model has 2 blocks",
     ),
     Mistake(
         "all of a model of which the last blocks were trained",
@@ -917,11 +922,6 @@ def test_the_project_is_sound_before_the_mistakes(sound, compress):
     assert (code, error) == (0, "") and "parameters" in shown
 
 
-@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda one: one.name)
-def test_a_mistake_is_one_line_and_writes_nothing(sound, tmp_path, compress, mistake):
-    project = tmp_path / "project"
-    shutil.copytree(sound, project)
-    file, pipeline = project / mistake.file, project / "pipeline.yaml"
 @pytest.mark.parametrize(("until", "smaller", "recovers"), [("tune", 0, 0), ("prune", 1, 0), ("recover", 1, 1)])
 def test_a_dry_run_shows_the_figures_after_the_last_stage_that_would_run(sound, compress, until, smaller, recovers):
     _, shown, _ = compress("run", sound / "pipeline.yaml", "--out", sound / "runs", "--dry-run", "--until", until)
@@ -929,6 +929,11 @@ def test_a_dry_run_shows_the_figures_after_the_last_stage_that_would_run(sound, 
     assert (before != after, "trainable in recover" in shown) == (smaller, recovers)
 
 
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda one: one.name)
+def test_a_mistake_is_one_line_and_writes_nothing(sound, tmp_path, compress, mistake):
+    project = tmp_path / "project"
+    shutil.copytree(sound, project)
+    file, pipeline = project / mistake.file, project / "pipeline.yaml"
     if callable(mistake.change):
         mistake.change(file)
     else:

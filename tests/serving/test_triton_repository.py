@@ -180,6 +180,7 @@ def fixed_batch(path, classifier):
     [
         ("E720", "'a/b' is not a model name", "a/b", {}),
         ("E720", "'modèle' is not a model name", "modèle", {}),
+        ("E720", "'m-text' ends as the names of models that take texts do", "m-text", {}),
         ("E720", "already holds a model 'taken'", "taken", {}),
         ("E721", "not a readable ONNX file", "m", {"onnx": "junk.onnx"}),
         ("E721", "not a readable ONNX file", "m", {"onnx": "missing.onnx"}),

@@ -16,6 +16,7 @@ from pipelines.engine.environment import accelerator, distribution
 from pipelines.engine.stage import Entry, Problem, Stage, StageConfig, one_task_only
 from pipelines.file import limits
 from serving.layout.knobs import DEFAULT_KNOBS, INTERFACES, Knobs, streams
+from serving.layout.text_outputs import TEXT_SUFFIX
 
 if TYPE_CHECKING:
     from compressor.account import Plan
@@ -100,6 +101,13 @@ class DeployConfig(StageConfig):
         description="how long a text waits at most, default any time",
     )
     warmup: bool = Field(default=DEFAULT_KNOBS.warmup, description="compute a short and a long row before the server is ready")
+
+    @field_validator("name")
+    @classmethod
+    def _not_of_texts(cls, name: str) -> str:
+        if name.endswith(TEXT_SUFFIX):
+            raise ValueError(f"may not end with {TEXT_SUFFIX}, as the names of models that take texts do")
+        return name
 
     @field_validator("interfaces")
     @classmethod
