@@ -122,12 +122,12 @@ def _look_ahead(run: Run, *, damaged_is_missing: bool) -> list[Artifact]:
         if artifact is None:
             break
         reusable.append(artifact)
-        run.failures += _failures_of(artifact)
+        run.failures += failures_of(artifact)
     run.failures.clear()
     return reusable
 
 
-def _failures_of(artifact: Artifact) -> list[dict[str, Any]]:
+def failures_of(artifact: Artifact) -> list[dict[str, Any]]:
     """The failed checks that an artifact records, as a run does."""
     return [_failure(artifact.entry, failure) for failure in artifact.metadata.get("failures", ())]
 
@@ -239,7 +239,7 @@ def _advance(run: Run, number: int, display: Display) -> None:
     record = {"id": entry.id, "stage": entry.name, "artifact": artifact.id, "reused": reused, "seconds": seconds}
     run.records.append(record)
     display.result("reused" if reused else f"done in {human_seconds(seconds)}")
-    for failure in _failures_of(artifact):
+    for failure in failures_of(artifact):
         _note_failure(run, failure, display)
 
 

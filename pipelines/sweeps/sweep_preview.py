@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipelines.engine.invocation import Run
-from pipelines.engine.runner import prepare
+from pipelines.engine.runner import failures_of, prepare
 from pipelines.engine.stage import Artifact, Entry
 from pipelines.engine.stage_inputs import fingerprint_of
 from pipelines.sweeps.trial_run import TrialJob, naming
@@ -64,6 +64,7 @@ def _stages(run: Run) -> Iterator[StagePreview]:
         found = run.store.find(entry.name, mark, entry.id)
         yield StagePreview(entry.id, mark, found is not None)
         earlier.append(found or _to_come(run, entry, mark))
+        run.failures += failures_of(earlier[-1])  # part of the fingerprint of a report behind it
 
 
 def _to_come(run: Run, entry: Entry, mark: str) -> Artifact:

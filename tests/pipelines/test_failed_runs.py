@@ -18,7 +18,9 @@ from pipelines.runs.finished import FinishedRun, open_run
 from pipelines.runs.served import find_repository, repository_in_use
 from pipelines.runs.verify import verify
 from pipelines.sweeps.sweep import sweep
+from pipelines.sweeps.sweep_preview import preview
 from pipelines.sweeps.sweep_trials import SweepPlan
+from pipelines.sweeps.trial_run import TrialJob
 from serving.running import log_folder
 from tests.pipelines import toys
 from tests.pipelines.toys import tree
@@ -167,6 +169,7 @@ def test_a_failed_check_that_does_not_stop_the_run(project, out, compress, monke
     assert "FAILED E610 int8 lost 3 points. Keep fp32" in shown and f"report: {run / 'report.json'}" in shown
     assert ("reused" in shown) == reused
     assert "report       reuse" in compress("run", project, "--out", out, "--dry-run")[1]
+    assert preview(TrialJob("toy", load_pipeline(project), out, "report", ())).finished
     facts = json.loads((run / "run.json").read_text())
     assert (facts["status"], facts["failures"]) == ("failed checks", [{"stage": "tune", **FAILURE}])
     assert yaml.safe_load((run / LOCK_FILE).read_text())["failures"] == facts["failures"]
