@@ -36,11 +36,13 @@ def write_generator(
     precision: str = "fp32",
     threads: int | None = None,
     source: Source | None = None,
+    stripped: bool = False,
 ) -> Path:
     """Add the model NAME-text to the repository `folder`; returns its folder.
 
     `exported` is a folder of `compress export` of a model that generates, `tokenizer_folder` one with its tokenizer and
-    config.json, `source` for one with an encoder. Raises UserError E602 (not such an export, or not of that precision), E301
+    config.json, `source` for one with an encoder; `stripped`: white space around a prompt is left out, as kind generation trains
+    (a chat's template may end in it). Raises UserError E602 (not such an export, or not of that precision), E301
     (an encoder and decoder of an architecture without a row), E720 (name), E723 (tokenizer).
     """
     check_name(name)
@@ -55,15 +57,19 @@ def write_generator(
     if facts["generation"]["start"] is not None and "attention_mask" not in decoder.get("inputs", ()):
         what = "the decoder takes no attention_mask, without which texts that are computed together are wrong"
         raise UserError("E602", what, "Export it again", str(exported))
-    version = version_facts(facts["generation"], tokenizer_folder, precision, source)
+    version = version_facts(facts["generation"], tokenizer_folder, precision, source, stripped)
     with becoming(target) as made:
         write_version(made / "1", exported / decoder["path"], GENERATING, version, tokenizer_folder)
         write_config(generator_config(target.name, threads=threads), made)
     return target
 
 
-def version_facts(generation: dict, folder: Path, precision: str, source: Source | None = None) -> VersionFacts:
+def version_facts(
+    generation: dict, folder: Path, precision: str, source: Source | None = None, stripped: bool = False
+) -> VersionFacts:
     """What the backend must know of a decoder, and of the `source` of one behind an encoder."""
+    import compressor.models.auto  # noqa: F401 - the config.json of a pruned model has a type of its own
+
     config = config_of(folder)
     positions = getattr(config, "max_position_embeddings", None) or DEFAULT_POSITIONS
     facts = VersionFacts(
@@ -75,6 +81,7 @@ def version_facts(generation: dict, folder: Path, precision: str, source: Source
         positions=positions,
         ends=tuple(generation["ends"]),
         precision=precision,
+        stripped=stripped and generation["start"] is None,
     )
     if generation["start"] is None:
         return facts

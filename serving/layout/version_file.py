@@ -13,7 +13,7 @@ from typing import Any
 from compressor.errors import UserError
 from serving.backends.door import VERSION_FILE
 
-OF_AN_ENCODER = ("start", "prefix")
+IF_SAID = ("start", "prefix", "stripped")
 """Facts that are written only where they say something."""
 
 
@@ -27,7 +27,7 @@ class VersionFacts:
     - `pad_id`: the id that pads rows; `end_id`: an id that must occur equally often in every row (None: none);
     - `ends`: ids that end a generated text;
     - `start`: the first id of a decoder behind an encoder (None: there is no encoder); `prefix`: what stands before each of its
-      texts;
+      texts; `stripped`: whether a decoder alone was trained on prompts without white space around them;
     - `tasks`: the tasks of a model that computes many, by number, each with `name`, `labels` and `kind`; its own labels are ();
     - `runtime`, `precision`: of the model file; `tokenizer_sha256`: of the files in tokenizer/.
     """
@@ -44,6 +44,7 @@ class VersionFacts:
     ends: tuple[int, ...] = ()
     start: int | None = None
     prefix: str = ""
+    stripped: bool = False
     tasks: tuple[dict[str, Any], ...] = ()
     runtime: str = ""
     precision: str = ""
@@ -51,7 +52,7 @@ class VersionFacts:
 
     def to_json(self) -> str:
         """The file's content; equal facts give equal bytes, those of an earlier version of this project too."""
-        facts = {name: value for name, value in asdict(self).items() if name not in OF_AN_ENCODER or value not in (None, "")}
+        facts = {name: value for name, value in asdict(self).items() if name not in IF_SAID or value not in (None, "", False)}
         return json.dumps(facts, indent=1, ensure_ascii=False) + "\n"
 
 

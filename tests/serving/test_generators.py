@@ -3,6 +3,7 @@
 import json
 import queue
 import shlex
+import subprocess
 import sys
 import threading
 import urllib.request
@@ -15,14 +16,15 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models
 from triton_parts import TRITON
-from writer_parts import bare_words, export_writer, generate, make_writer, serve_writer
+from writer_parts import bare_words, export_writer, generate, make_writer, serve_writer, write_writer
 
 from compressor.errors import UserError
+from compressor.pruning.surgery import Removal, remove
 from compressor.tasks import TaskConfig
 from export.generation.greedy import facts_of, open_live
 from pipelines.cli.work.serve_work import request_of
 from pipelines.runs.served import Served
-from pipelines.stages.deploy.generating import compare_streamed, local_text, served_answer, tokenizer_of_prompts
+from pipelines.stages.deploy.generating import compare_streamed, local_text, prompts_of, served_answer, tokenizer_of_prompts
 from serving.deployment.answers import differences, read_answers, write_answers
 from serving.deployment.triton_control import Control
 from serving.generator_repository import version_facts, write_generator
@@ -36,7 +38,7 @@ PROMPTS = ["w5 w6 w7 w8 w9", "w8 w9", "w5 w7 w9 w11 w13 w15 w17", "w20"]
 def exported(tmp_path_factory):
     """A Llama's export, and the folder of its tokenizer and config."""
     root = tmp_path_factory.mktemp("decoder")
-    model = make_writer("llama", seed=3, max_position_embeddings=128)
+    model = make_writer("llama", seed=3, max_position_embeddings=128, num_hidden_layers=1)
     last = model.config.vocab_size - 1
     model.lm_head.weight.data[[0, last]] = 0  # these two should not be likely: they are no words
     special = {0: "<unk>", END: "<end>", last: TURN}
@@ -240,6 +242,37 @@ def queued(modules, decoding, exported):
         return stream.sender
 
     return backend, ask
+
+
+@pytest.mark.parametrize(("stripped", "ids"), [(True, [0]), (False, [1])])
+def test_a_prompt_is_read_as_kind_generation_trains(modules, stripped, ids):
+    """A chat's template may end in white space: an export that is served by itself keeps it."""
+    backend = modules("compress_generate", "model").TritonPythonModel()
+    backend.tokenizer, backend.start = Tokenizer(models.WordLevel({"Answer:": 0, "?": 1}, unk_token="?")), None
+    backend.facts = {"positions": 128, "stripped": stripped}
+    assert backend.ids_of("Answer:\n", 1) == ids
+
+
+def test_each_prompt_is_proved_once(tmp_path):
+    """A prompt with several targets has a row for each."""
+    rows = [{"prompt": prompt, "target": ["a", "b"]} for prompt in ("w5", "w6")]
+    for name in ("train", "validation"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    files = {name: tmp_path / f"{name}.jsonl" for name in ("train", "validation")}
+    assert prompts_of(TaskConfig(kind="generation", text="prompt", label="target", **files)) == ["w5", "w6"]
+
+
+def test_a_pruned_model_is_served_by_a_process_that_has_loaded_none(tmp_path):
+    """Its config.json has a type that transformers does not know by itself."""
+    model = make_writer("llama", seed=3, max_position_embeddings=128, num_hidden_layers=1)
+    remove(model, {0: Removal(neurons=[0])})
+    folder = write_writer(model, tmp_path, {0: "<unk>", END: "<end>"}, END, eos_token="<end>")
+    code = (
+        "from pathlib import Path; from serving.generator_repository import version_facts\n"
+        f"print(version_facts({{'start': None, 'ends': [1], 'pad': 0}}, Path({str(folder)!r}), 'fp32').positions)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["128"], done.stderr
 
 
 def test_requests_of_one_token_do_not_hold_up_a_stream(queued, exported):

@@ -28,8 +28,15 @@ def make_writer(architecture, seed, **keys):
 
 
 def export_writer(model, root, special, end, processor=None, **names):
-    """(export, folder of the tokenizer and config). `special` has the texts of tokens that are no words, by their numbers,
-    `names` what the tokenizer calls them, `end` is the number of the last token of a text."""
+    """(export, folder of the tokenizer and config), with the arguments of `write_writer`."""
+    folder = write_writer(model, root, special, end, processor, **names)
+    export_folder(str(folder), root / "onnx", precisions=["fp32"])
+    return root / "onnx", folder
+
+
+def write_writer(model, root, special, end, processor=None, **names):
+    """The folder of a model and its tokenizer. `special` has the texts of tokens that are no words, by their numbers, `names`
+    what the tokenizer calls them, `end` is the number of the last token of a text."""
     words = {special.get(number, f"w{number}"): number for number in range(model.config.vocab_size)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token=special[0]))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -38,8 +45,7 @@ def export_writer(model, root, special, end, processor=None, **names):
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token=special[0], **names).save_pretrained(root / "words")
     model.config.eos_token_id = model.generation_config.eos_token_id = end
     save_checkpoint(model, root / "model", root / "words")
-    export_folder(str(root / "model"), root / "onnx", precisions=["fp32"])
-    return root / "onnx", root / "model"
+    return root / "model"
 
 
 @contextlib.contextmanager

@@ -233,8 +233,9 @@ def surroundings(config: DeployConfig) -> dict[str, Any]:
 
 
 def corrected(_: DeployConfig, kinds: Sequence[str]) -> dict[str, Any]:
-    """What an earlier version did otherwise: it read the special tokens of a prompt as text."""
-    return {"prompts": 2} if any(kind_of(kind).generates for kind in kinds) else {}
+    """What an earlier version did otherwise: it read the special tokens of a prompt as text, and white space around it as part of
+    it."""
+    return {"prompts": 3} if any(kind_of(kind).generates for kind in kinds) else {}
 
 
 STAGE = Stage(

@@ -36,7 +36,7 @@ def deploy_generator(config: DeployConfig, inputs: Inputs, data: Data, workspace
     _, precision, path = chosen_file(config, inputs)
     exported, repository = path.parent, workspace.folder / "repository"
     options = {"precision": precision, "threads": config.threads, "source": source_of(inputs.task)}
-    write_generator(repository, config.name, exported, inputs.base.folder, **options)
+    write_generator(repository, config.name, exported, inputs.base.folder, stripped=True, **options)
     with workspace.progress("generating, locally and through the live server", PROMPTS) as bar:
         log = workspace.log_folder / "triton.log"
         answers = compare_streamed(repository, config.name, exported, precision, inputs, log, bar.advance)
@@ -75,8 +75,9 @@ def source_of(task: TaskConfig) -> Source | None:
 
 
 def prompts_of(task: TaskConfig) -> list[str]:
-    """The first validation prompts, or sources without their prefix, which the server puts before them."""
-    return [prompt.removeprefix(task.prefix or "") for (prompt,) in read_task(task).validation.texts[:PROMPTS]]
+    """The first validation prompts, each once, or sources without their prefix, which the server puts before them."""
+    prompts = dict.fromkeys(prompt.removeprefix(task.prefix or "") for (prompt,) in read_task(task).validation.texts)
+    return list(prompts)[:PROMPTS]
 
 
 def tokenizer_of_prompts(folder: Path) -> PreTrainedTokenizerFast:

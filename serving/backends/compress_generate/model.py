@@ -112,7 +112,7 @@ class TritonPythonModel:
         """The tokens of a prompt, or of a source with the task's prefix, which `new` tokens may follow. Raises Refused."""
         most = self.facts["positions"]
         if self.start is None:
-            ids = prompt_ids(self.tokenizer, text)
+            ids = prompt_ids(self.tokenizer, text.strip() if self.facts.get("stripped") else text)
             if not ids or len(ids) + new > most:
                 what = f"a text of {len(ids)} tokens and MAX_TOKENS {new}"
                 raise Refused(f"{what}: together this model takes from 1 to {most} tokens, at least one in the text")
