@@ -41,9 +41,9 @@ def write_generator(
     """Add the model NAME-text to the repository `folder`; returns its folder.
 
     `exported` is a folder of `compress export` of a model that generates, `tokenizer_folder` one with its tokenizer and
-    config.json, `source` for one with an encoder; `stripped`: white space around a prompt is left out, as kind generation trains
-    (a chat's template may end in it). Raises UserError E602 (not such an export, or not of that precision), E301
-    (an encoder and decoder of an architecture without a row), E720 (name), E723 (tokenizer).
+    config.json, `source` for one with an encoder; `stripped`: white space around a prompt is left out, as kind generation
+    trains (a chat's template may end in it). Raises UserError E602 (not such an export, or not of that precision), E301 (an
+    encoder and decoder of an architecture without a row), E720 (name), E723 (tokenizer).
     """
     check_name(name)
     exported, tokenizer_folder = Path(exported), Path(tokenizer_folder)

@@ -233,8 +233,7 @@ def surroundings(config: DeployConfig) -> dict[str, Any]:
 
 
 def corrected(_: DeployConfig, kinds: Sequence[str]) -> dict[str, Any]:
-    """What an earlier version did otherwise: it read the special tokens of a prompt as text, and white space around it as part of
-    it."""
+    """What an earlier version did otherwise: it read the special tokens of a prompt as text, and the white space around it."""
     return {"prompts": 3} if any(kind_of(kind).generates for kind in kinds) else {}
 
 
