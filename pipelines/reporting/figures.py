@@ -209,7 +209,7 @@ def kept(report: Record) -> Figure | None:
     caption = f"Filled is kept: {' and '.join(left_of(layers, name) for name in structures)}. "
     caption += f"Where a layer has more than {BINS}, they are drawn in bins by index, the deeper the colour the more are left."
     gone = [str(row["layer"]) for row in layers if row["gone"]]
-    caption += f" Layers {', '.join(gone)} have gone as a whole." if gone else ""
+    caption += f" Removed as a whole: layer{'s' * (len(gone) > 1)} {', '.join(gone)}." if gone else ""
     return Figure("kept", "What is left of each layer", caption, data, layout(70 + 30 * len(layers), **axes, yaxis=side))
 
 
@@ -237,7 +237,7 @@ def losses(report: Record) -> Figure | None:
     data = [
         {
             "type": "scatter",
-            "mode": "lines",
+            "mode": "lines" if len(rows) > 1 else "lines+markers",
             "name": stage,
             "x": [row["step"] for row in rows],
             "y": [row["loss"] for row in rows],

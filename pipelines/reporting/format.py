@@ -33,10 +33,13 @@ def factor(ratio: float, digits: int = 3) -> str:
 
 
 def gain(ratio: float, more: str, less: str, same: str, digits: int = 3) -> str:
-    """A ratio of old to new in words: 2.6 -> '2.60 × MORE', 0.5 -> '2.00 × LESS', within 3 % of 1 -> SAME."""
+    """A ratio of old to new in words: 2.6 -> '2.60 × MORE', 0.5 -> '2.00 × LESS', within 3 % of 1 -> SAME. One more digit where
+    `digits` would print a difference as 1."""
     if abs(ratio - 1) <= GAIN:
         return same
-    return f"{factor(ratio, digits)} {more}" if ratio > 1 else f"{factor(1 / ratio, digits)} {less}"
+    larger = max(ratio, 1 / ratio)
+    said = factor(larger, digits + (round(larger, digits - 1) == 1))
+    return f"{said} {more if ratio > 1 else less}"
 
 
 class Speed(NamedTuple):
@@ -95,16 +98,26 @@ def percent(share: float) -> str:
 
 def points(difference: float, unit: str = " points", digits: int = 1) -> str:
     """-0.0012 -> '−0.1 points', with a real minus sign; never '−0.0'."""
-    value = round(100 * difference, digits)
+    return f"{signed(100 * difference, digits)}{unit}"
+
+
+def signed(difference: float, digits: int) -> str:
+    """-1.25 -> '−1.2', 0.3 -> '+0.3', -0.01 -> '0.0'."""
+    value = round(difference, digits)
     sign = "−" if value < 0 else "+" if value > 0 else ""
-    return f"{sign}{abs(value):.{digits}f}{unit}"
+    return f"{sign}{abs(value):.{digits}f}"
+
+
+def digits_of(low: float, high: float, least: int = 1) -> int:
+    """Digits of a difference with this interval, in the unit that is printed: more than `least` where an end of 0.0 would hide
+    that it does not hold 0."""
+    shown = (few for few in range(least, least + 3) if low <= 0 <= high or (round(low, few) and round(high, few)))
+    return next(shown, least + 3)
 
 
 def points_between(low: float, high: float, unit: str = "") -> str:
-    """An interval of a difference: (-0.0174, 0.0012) -> '−1.7 to +0.1'; with more digits where an end of 0.0
-    would hide that it does not hold 0."""
-    shown = (few for few in (1, 2, 3) if low <= 0 <= high or (round(100 * low, few) and round(100 * high, few)))
-    digits = next(shown, 4)
+    """An interval of a difference: (-0.0174, 0.0012) -> '−1.7 to +0.1'."""
+    digits = digits_of(100 * low, 100 * high)
     return f"{points(low, '', digits)} to {points(high, unit, digits)}"
 
 

@@ -243,8 +243,8 @@ def trainable_rows(inputs: Inputs, dense_parameters: int) -> list[Record]:
 
 
 def closed_form(training: Artifact, inputs: Inputs) -> str:
-    """The parameter count by the method's formula; for low-rank methods over the matrices in their shapes at that stage, e.g.
-    '12 × 16 (384 + 384) + 192 = 147,648'.
+    """The parameter count by the method's formula; for methods with two factors a matrix over the matrices in their shapes at
+    that stage, e.g. '12 × 16 (384 + 384) + 192 = 147,648' (VeRA's matrices are shared: the count alone).
 
     Empty for full tuning, and if a stage continues older deltas, whose positions were pruned with their rows.
     """
@@ -252,7 +252,7 @@ def closed_form(training: Artifact, inputs: Inputs) -> str:
     if "closed_form" not in facts or method(facts["method"]).trains_base:
         return ""
     total, rank = f"{facts['closed_form']:,}", facts["rank"]
-    if not facts["matrices"]:
+    if not facts["matrices"] or not method(facts["method"]).rank_limited:
         return total
     terms = [f"{number} × {rank} ({rows:,} + {columns:,})" for number, rows, columns in facts["matrices"]]
     return f"{' + '.join(terms + [str(facts['places'])] * bool(facts['places']))} = {total}"

@@ -8,7 +8,7 @@ from typing import Any
 from compressor.tasks.decoding.text_metrics import TEXT_METRICS
 from compressor.tasks.decoding.text_quality import change, read_statistics
 from pipelines.engine.stage import TEXTS, Artifact, Inputs
-from pipelines.reporting.format import verdict
+from pipelines.reporting.format import digits_of, signed, verdict
 from pipelines.reporting.report_table import Column, ReportTable, made, text
 from pipelines.stages.generated_texts import value_in_words
 
@@ -77,8 +77,10 @@ def changed(row: Record) -> str:
     """'−1.2 (−1.9 to −0.4): worse than dense'; empty for the dense model itself."""
     if "change" not in row:
         return ""
-    values = (row["change"], *row["change_interval"])
-    change, low, high = (value_in_words(row["metric"], value).replace("-", "−") for value in values)
+    scale = TEXT_METRICS[row["metric"]].scale
+    values = [scale * value for value in (row["change"], *row["change_interval"])]
+    digits = digits_of(*values[1:], 1 if scale > 1 else 2)
+    change, low, high = (signed(value, digits).removeprefix("+") for value in values)
     return f"{change} ({low} to {high}): {difference_in_words(row)}"
 
 

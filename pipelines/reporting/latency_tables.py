@@ -49,7 +49,8 @@ def latency(report: Record) -> ReportTable:
         speed_up(report, records, "batch", "length"),
     ]
     rounds = report["measured"]["rounds"]
-    note = f"{rounds} interleaved rounds, so p99 is nearly the slowest of {rounds}. Speed-up is against {report['baseline']}."
+    few = f", so p99 is nearly the slowest of {rounds}" if rounds <= 100 else ""
+    note = f"{rounds:,} interleaved rounds{few}. Speed-up is against {report['baseline']}."
     columns, note = with_limits(report, columns, note, LEAST_TIME)
     return made("latency", "Every variant: latency", columns, records, note)
 

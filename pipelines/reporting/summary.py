@@ -10,6 +10,7 @@ from export.runtimes.runtime_registry import RUNTIMES
 from pipelines.reporting.candidates import Record, find, p50, timing
 from pipelines.reporting.format import (
     Speed,
+    digits_of,
     factor,
     faster,
     giga,
@@ -18,6 +19,7 @@ from pipelines.reporting.format import (
     points,
     points_between,
     scaled,
+    signed,
     significant,
     smaller,
     verdict,
@@ -147,12 +149,13 @@ def speed_of(before: Record, after: Record) -> Speed:
 def quality_row(roles: dict[str, Record], metric: Metric) -> Record:
     """Row of the main metric with intervals; against dense PyTorch also the paired interval and its verdict."""
 
+    low, high = roles["compressed"]["difference_interval"]
+
     def change(before: float, after: float) -> str:
-        return points(after - before)
+        return points(after - before, digits=digits_of(100 * low, 100 * high))
 
     title = f"{metric.name} ({'' if metric.unit else '× 100, '}95 % interval)"
     row = comparison_row(roles, title, lambda record: record["quality"][metric.key], str, change)
-    low, high = roles["compressed"]["difference_interval"]
     row["change"] += f" ({points_between(low, high)}): {verdict(low, high)}"
     return {**row, **{role: quality_cell(record, metric) for role, record in roles.items()}}
 
@@ -164,20 +167,20 @@ def quality_cell(record: Record, metric: Metric) -> str:
     return f"{scaled(value, metric.scale, metric.unit)} ({between}){metric.aside(value)}"
 
 
-def change_of(difference: float, metric: Metric) -> str:
-    """A difference of a metric: in points, but of texts as their metric is printed, '+0.30' of NIST."""
+def change_of(difference: float, metric: Metric, low: float = 0.0, high: float = 0.0) -> str:
+    """A difference of a metric, with the digits that its interval needs: in points, but of texts as their metric is printed,
+    '+0.30' of NIST."""
     if not metric.of_texts:
-        return points(difference)
-    sign = "−" if difference < 0 else "+"
-    return f"{sign}{scaled(abs(difference), metric.scale)}"
+        return points(difference, digits=digits_of(100 * low, 100 * high))
+    return signed(metric.scale * difference, 1 if metric.scale > 1 else 2)
 
 
 def control_row(control: Record, compressed: Record, metric: Metric) -> Record:
     """Row of the main metric against the control, a PyTorch model as the dense one."""
-    change = change_of(control["difference"], metric)
-    if "difference_interval" in control:
-        low, high = control["difference_interval"]
-        change += f" ({points_between(low, high)}): {verdict(low, high, 'the control')}"
+    between = control.get("difference_interval", ())
+    change = change_of(control["difference"], metric, *between)
+    if between:
+        change += f" ({points_between(*between)}): {verdict(*between, 'the control')}"
     cells = {"dense": quality_cell(control, metric), "compressed": quality_cell(compressed, metric)}
     return {"metric": f"{metric.name}, control ({control_words(control)})", **cells, "change": change}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from compressor.cost import human_bytes
+from export.latency.core_time import disturbance
 from pipelines.reporting.format import (
     Speed,
     factor,
@@ -16,6 +17,7 @@ from pipelines.reporting.format import (
     points,
     points_between,
     scaled,
+    sentence,
     significant,
     verdict,
 )
@@ -119,7 +121,8 @@ def gained(latency: Record) -> str:
 
 
 def tried(report: Record) -> ReportTable:
-    account = report["precision"]
+    account, unit = report["precision"], report["metric"].get("outputs", report["metric"])["unit"]
+    agreement = report["metric"]["agreement"]
     columns = [
         Column("runtime", "l", text("runtime")),
         Column("precision", "l", text("precision")),
@@ -127,15 +130,18 @@ def tried(report: Record) -> ReportTable:
         Column("p50 ms", "r", lambda row: significant(row["ms"]) if row["ms"] else "not timed"),
         Column("speed of fp32", "r", lambda row: factor(row["speed"]) if row["speed"] else ""),
         Column("metric against fp32", "r", lambda row: points(-row["loss"]) if "loss" in row else ""),
-        Column("labels agree", "r", lambda row: percent(row["agreement"]) if "agreement" in row else ""),
+        Column(agreement, "r", lambda row: hundredths(row["agreement"], unit) if "agreement" in row else ""),
         Column("verdict", "l", lambda row: f"kept: {row['verdict']}" if row["kept"] else row["verdict"]),
     ]
     note = (
-        f"The fastest first; kept is the first that loses at most {account['budget']:g} points against the compressed model in "
+        "In the order judged, the fastest first, then those that are slower than what is kept: the first that loses at most "
+        f"{account['budget']:g} points against the compressed model in "
         f"PyTorch (fp32) on all {account['rows']:,} validation rows: chosen on them, its figure there is a little optimistic. "
         f"Timed in {account['rounds']} interleaved rounds of {account['batch']} × {account['length']} tokens; a file with "
         "matrices in fp32 in a later run, so compare its factor (1 is the fastest fp32 file of the same run) and not its ms."
     )
+    if disturbed := disturbance(account.get("waited", 0.0)):
+        note += f" {sentence(disturbed)}."
     return made("precision", "Which precision is kept, and why", columns, account["tried"], note)
 
 

@@ -34,12 +34,12 @@ def gather_tasks(inputs: Inputs, stage: Stage) -> Record:
     files += [_stored(f"shared: {trained['shared_file']['file']}", trained["shared_file"]["bytes"])]
     files += [_stored(f"{row['task']}: {row['file']}", row["bytes"]) for row in tasks]
     beside = sum(row["bytes"] for row in files[1:])
-    whole = len(tasks) * bare + 4 * base.head
+    whole, several = len(tasks) * bare + 4 * base.head, "s" * (len(tasks) > 1)
     return {
         **run_facts(inputs),
         "reads": {name: task_facts(inputs.of_task(name)) for name in inputs.tasks},
-        "headline": f"{len(tasks)} tasks in {human_bytes(beside)} beside one base of {human_bytes(bare)}, where "
-        f"{len(tasks)} models tuned in full take {human_bytes(whole)}",
+        "headline": f"{len(tasks)} task{several} in {human_bytes(beside)} beside one base of {human_bytes(bare)}, where "
+        f"{len(tasks)} model{several} tuned in full take{'' if several else 's'} {human_bytes(whole)}",
         "notes": [*failure_notes(inputs), *_notes(trained, inputs)],
         "shown": list(SHOWN),
         "summary": tasks,

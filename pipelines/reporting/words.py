@@ -9,6 +9,7 @@ from export.runtimes.runtime_registry import RUNNABLE, RUNTIMES
 from pipelines.reporting.candidates import Record, find, p50
 from pipelines.reporting.format import (
     GAIN,
+    digits_of,
     factor,
     faster,
     giga,
@@ -67,13 +68,13 @@ def control_note(control: Record | None, compressed: Record, metric: Metric) -> 
         return []
     on_labels = control.get("learned") == "labels"
     what = f"the dense model, trained {'further on the labels' if on_labels else 'as long as the recovered one'}"
-    change = f"Against the control ({what}) {metric.name} changes by {change_of(control['difference'], metric)}"
-    if "difference_interval" not in control:
+    between = control.get("difference_interval", ())
+    change = f"Against the control ({what}) {metric.name} changes by {change_of(control['difference'], metric, *between)}"
+    if not between:
         return [f"{change}." if metric.of_texts else f"{change}; a benchmark tells the interval."]
-    low, high = control["difference_interval"]
     return [
-        f"{change} (95 % interval {points_between(low, high, ' points')}, paired over the same "
-        f"{compressed['quality']['rows']:,} rows): {verdict(low, high, 'the control')}."
+        f"{change} (95 % interval {points_between(*between, ' points')}, paired over the same "
+        f"{compressed['quality']['rows']:,} rows): {verdict(*between, 'the control')}."
     ]
 
 
@@ -119,8 +120,9 @@ def notes(
     low, high = compressed["difference_interval"]
     change = compressed["quality"][metric.key] - dense["quality"][metric.key]
     lines = [
-        f"{sentence(metric.name)} changes by {points(change)} (95 % interval {points_between(low, high, ' points')}, paired "
-        f"over the same {compressed['quality']['rows']:,} rows): {verdict(low, high)}.",
+        f"{sentence(metric.name)} changes by {points(change, digits=digits_of(100 * low, 100 * high))} (95 % interval "
+        f"{points_between(low, high, ' points')}, paired over the same {compressed['quality']['rows']:,} rows): "
+        f"{verdict(low, high)}.",
         *control_note(control, compressed, metric),
     ]
     runtime = compressed["runtime"]
@@ -248,7 +250,8 @@ def apart_note(compressed: Record, length: str) -> list[str]:
     flops = apart["flops"][length]
     return [
         f"The deltas are kept apart (merge: false): {apart['parameters']:,} parameters and {giga(flops)} FLOPs for a row of "
-        f"{length} tokens ({percent(flops / compressed['flops'][length])}), which merging would save. All figures include them."
+        f"{length} tokens ({percent(flops / compressed['flops'][length])}), which merging would save. "
+        "All figures but non-zeros, which are of the merged weights, include them."
     ]
 
 
@@ -322,7 +325,7 @@ def about(report: Record) -> str:
     tasks = tasks_read(report)
     if "" in tasks:
         return f"{tasks['']['kind']} on {tasks['']['validation']}"
-    return f"{len(tasks)} tasks: {', '.join(tasks)}"
+    return f"{len(tasks)} task{'s' * (len(tasks) > 1)}: {', '.join(tasks)}"
 
 
 def aimed(row: Record) -> str:

@@ -19,8 +19,9 @@ from compressor.cost import Inserted
 from compressor.tasks import TaskConfig
 from export.parity.compare import compare
 from pipelines.engine.stage import Artifact, BaseModelReference, Inputs, Stage, StageConfig
-from pipelines.reporting.figures import figures, share_by_bin
+from pipelines.reporting.figures import figures, losses, share_by_bin
 from pipelines.reporting.format import Speed, faster, gain, points, points_between, significant, smaller, verdict
+from pipelines.reporting.generated import changed
 from pipelines.reporting.render import to_html, to_markdown
 from pipelines.reporting.summary import change_of, latency_row
 from pipelines.reporting.tables import tables
@@ -41,6 +42,7 @@ from tests.reporting.conftest import (
     Folder,
     measurements,
     quality,
+    training,
 )
 from tests.tiny import write_model
 
@@ -291,6 +293,21 @@ def test_verdict_follows_the_paired_interval(write, low, high, words):
     assert verdict(low, high).startswith(words) and verdict(low, high) in row(report, "accuracy")["change"]
 
 
+def test_a_difference_has_the_digits_of_its_interval(write):
+    """'0.0 points: worse than dense' would say nothing."""
+
+    def edit(measured):
+        dense, compressed = measured["candidates"][0], measured["candidates"][-1]
+        compressed["quality"]["accuracy"] = dense["quality"]["accuracy"] - 0.0004
+        compressed["difference_interval"] = [-0.0006, -0.0002]
+
+    report = load(write(edit=edit))
+    assert row(report, "accuracy")["change"] == "−0.04 points (−0.06 to −0.02): worse than dense"
+    assert any("changes by −0.04 points (95 % interval −0.06 to −0.02 points" in note for note in report["notes"])
+    text = {"metric": "bleu", "change": -0.0004, "change_interval": [-0.0006, -0.0002]}
+    assert changed(text) == "−0.04 (−0.06 to −0.02): worse than dense"
+
+
 def test_the_control_is_in_headline_summary_and_notes(write):
     """The fair baseline of a recovered model; measurements without one (older ones) say nothing of it."""
 
@@ -412,6 +429,12 @@ def test_closed_form_equals_the_count(write):
     for training in load(write())["trainable"]:
         terms, total = training["closed_form"].replace(",", "").split(" = ")
         assert eval(terms.replace("×", "*").replace(" (", " * (")) == int(total) == training["body"]
+
+
+def test_a_count_that_is_no_sum_over_matrices_stands_alone(write, monkeypatch):
+    """VeRA's two matrices are shared: each matrix that is tuned adds m + r entries."""
+    monkeypatch.setitem(STAGES, "tune", ("model", training("vera", 256, ("query", "value"), 7_680, 0.86, places=0)))
+    assert load(write())["trainable"][0]["closed_form"] == "7,680"
 
 
 def test_every_parity_hop_in_order(write):
@@ -614,6 +637,14 @@ def test_every_figure_has_its_place_and_is_valid_plotly(write):
         assert places[f"{figure['id']}-plot"]["aria-label"] == figure["caption"]
 
 
+def test_a_training_of_one_loss_is_drawn():
+    """A line needs two points."""
+    drawn = [
+        losses({"losses": {"tune": [{"step": step, "loss": 0.5} for step in steps]}}).data[0] for steps in ((10,), (10, 20))
+    ]
+    assert [trace["mode"] for trace in drawn] == ["lines+markers", "lines"]
+
+
 def test_the_heat_map_shows_what_each_layer_keeps(write):
     """A cell a head; a cell the share of 48 neighbouring neurons."""
     heads, neurons = next(figure for figure in figures(load(write())) if figure["id"] == "kept")["data"]
@@ -689,6 +720,8 @@ def test_numbers_for_readers():
     assert faster(Speed(1 / 1.6, 0.3584, 1.6447), 2) == "no difference in speed shown (0.36 to 1.6 ×)"
     assert faster(Speed(1.0, 0.98, 1.02)) == "no gain"
     assert (smaller(3, 1), gain(1.0, "a", "b", "same")) == ("3.00 × smaller", "same")
+    little = [faster(Speed(ratio, 0.98 * ratio, 1.02 * ratio), 2) for ratio in (1.04, 1 / 1.04, 1.06)]
+    assert little == ["1.04 × faster", "1.04 × slower", "1.1 × faster"]
     assert share_by_bin([0, 1, 2, 40], 64) == [1.0, 0.5] + [0.0] * 18 + [0.5] + [0.0] * 11
 
 
@@ -769,6 +802,7 @@ def test_what_precision_auto_tried_is_told_with_its_reasons(write, monkeypatch):
         "budget": 0.5, "rows": 800, "ranking_rows": 32, "most_excluded": 0.5, "batch": 8, "length": 128, "rounds": 10,
         "tried": tried, "sensitivity": {"onnxruntime": ranking}, "matrices": {"onnxruntime": 41},
         "kept": {"runtime": "onnxruntime", "precision": "int8", "excluded": ["bert.embeddings.token_type_embeddings"]},
+        "waited": 0.4,
     }  # fmt: skip
     kind, metadata = STAGES["export"]
     monkeypatch.setitem(STAGES, "export", (kind, {**metadata, "auto": account}))
@@ -776,7 +810,8 @@ def test_what_precision_auto_tried_is_told_with_its_reasons(write, monkeypatch):
     assert "| onnxruntime | int8 | 0 | 78.0 | 3.10 × | −0.6 points | 98.8 % | loses 0.63 points, 0.5 allowed |" in text
     assert "| onnxruntime | int8 | 1 | 78.0 | 3.10 × | −0.1 points | 99.1 % | kept: within the budget |" in text
     assert r"| onnxruntime | bert.embeddings.token\_type\_embeddings | 0.0161 | fp32 |" in text
-    assert "a little optimistic" in text
+    assert "a little optimistic" in text and "| labels agree |" in text
+    assert "The measured processes waited for a core 40% of their time" in text
     assert not [line for line in text.splitlines() if line != line.rstrip()]
 
 
