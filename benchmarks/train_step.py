@@ -98,8 +98,9 @@ def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
     growth = model.growth
     sizes = torch.tensor([matrix.original.numel() for matrix in growth.matrices])
     places = torch.randperm(int(sizes.sum()))[: len(growth.values)]
-    growth.matrix.copy_(torch.searchsorted(sizes.cumsum(0), places, right=True))
-    growth.index.copy_(places - (sizes.cumsum(0) - sizes)[growth.matrix.long()])
+    matrix = torch.searchsorted(sizes.cumsum(0), places, right=True)
+    growth.matrix.copy_(matrix)
+    growth.index.copy_(places - (sizes.cumsum(0) - sizes)[matrix])
     growth.count.fill_(len(growth.values))
     return ScalarAdamW([{"params": trained}], growth, lr=1e-4, weight_decay=0.0)
 
