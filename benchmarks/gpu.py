@@ -377,6 +377,7 @@ def run(options: argparse.Namespace, result: dict, budget: Budget) -> None:
         check_removal(dense, *list(shapes.items())[-1], ids)
         for precision in options.precisions:
             set_precision(precision)
+            models = None  # those of the precision before are freed first
             models = {variant: pruned(dense, shape).to(DTYPES[precision]) for variant, shape in shapes.items()}
             while cells[:1] and (cells[0].model, cells[0].precision) == (name, precision):
                 attempt(cells[0], models, options, result, budget, share=budget.remaining() / len(cells))
