@@ -7,8 +7,14 @@ from pipelines.engine.disk import causes_of
 
 CPU_WORDS = ("DefaultCPUAllocator", "bad allocation", "std::bad_alloc")
 """Messages of native code without memory on the CPU: torch, ONNX Runtime, OpenVINO."""
-GPU_WORDS = ("CUDA out of memory", "CUDA failure 2: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
-"""The same on a GPU: torch, ONNX Runtime, cuBLAS."""
+GPU_WORDS = (
+    "CUDA out of memory",
+    "CUDA error: out of memory",
+    "CUDA failure 2: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUSOLVER_STATUS_ALLOC_FAILED",
+)
+"""The same on a GPU: torch's allocator and the rest of torch, ONNX Runtime, cuBLAS, cuSOLVER."""
 
 
 def memory_fault(error: BaseException) -> UserError | None:

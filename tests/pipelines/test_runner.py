@@ -254,6 +254,7 @@ def test_a_damaged_artifact_is_named_and_force_mends_it(project, out, damage, sa
         ("wrapped_full_disk", UserError, "E804", 2),
         ("denied", UserError, "E801", 2),
         ("full_card", UserError, "E908", 2),
+        ("used_card", UserError, "E908", 2),
         ("full_memory", UserError, "E908", 2),
         ("bug", CompressError, "E899", 1),
     ],

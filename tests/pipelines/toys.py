@@ -95,6 +95,11 @@ def full_card(_: Path) -> None:
         raise ValueError("the model could not be moved") from error
 
 
+def used_card(_: Path) -> None:
+    """What torch says where another program leaves no room for its own context."""
+    raise RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some other API call")
+
+
 def full_memory(_: Path) -> None:
     raise RuntimeError("[enforce fail at alloc_cpu.cpp:117] data. DefaultCPUAllocator: can't allocate memory")
 
@@ -157,6 +162,7 @@ TROUBLES = {
         check_error,
         bug,
         full_card,
+        used_card,
         full_memory,
         full_disk,
         wrapped_full_disk,
