@@ -252,5 +252,15 @@ def check_environment(entries: Sequence[Entry]) -> None:
             what = f"stage '{entry.id}' computes on CUDA, and the {DEFAULT.title} that is installed cannot"
             fix = "Install the extra gpu (and not cpu) with a driver that fits, or use device: cpu"
             faults[CUDA] = UserError("E904", what, fix)
+        elif stage.device(entry.config) == CUDA and stage.measures and not faults and not _torch_has_gpu():
+            what = f"stage '{entry.id}' times the dense model in PyTorch on CUDA, and the torch that is installed finds no GPU"
+            fix = "Install a torch with CUDA that fits the driver, or use device: cpu"
+            faults[CUDA] = UserError("E904", what, fix)
     if faults:
         raise UserErrors(list(faults.values()))
+
+
+def _torch_has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()

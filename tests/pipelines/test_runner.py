@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,11 +14,13 @@ import yaml
 
 from compressor.errors import CheckError, CompressError, UserError
 from pipelines.engine.environment import accelerator
+from pipelines.engine.preflight import check_environment
 from pipelines.engine.runner import IN_USE, run_pipeline
-from pipelines.engine.stage import Artifact, Stage, dense_of
+from pipelines.engine.stage import Artifact, Entry, Stage, dense_of
 from pipelines.engine.store import Store, lock
 from pipelines.file.config import load_pipeline
 from pipelines.runs.finished import open_run
+from pipelines.stages.benchmark.config import BenchmarkConfig
 from tests.pipelines import toys
 from tests.pipelines.processes import start, until, wait
 from tests.pipelines.toys import tree
@@ -180,6 +183,18 @@ def test_a_stage_that_computes_on_a_gpu_needs_one_before_anything_runs(project, 
     with pytest.raises(UserError, match="E904 stage 'deploy' computes on CUDA, and no GPU is offered here"):
         go(project, out)
     assert calls(out) == [] and not (out / "toy").exists()
+
+
+def test_a_benchmark_on_a_gpu_needs_a_torch_that_finds_it(monkeypatch):
+    """The driver and ONNX Runtime may offer one to a build of torch for the CPU."""
+    monkeypatch.setattr("pipelines.engine.preflight.accelerator", lambda: "a card")
+    monkeypatch.setattr("pipelines.engine.preflight.DEFAULT", SimpleNamespace(offers=lambda device: True, title="ONNX Runtime"))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    entry = Entry("benchmark", "benchmark", BenchmarkConfig(device="cuda"))
+    with pytest.raises(UserError, match="E904 stage 'benchmark' times the dense model in PyTorch on CUDA, and the torch"):
+        check_environment([entry])
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    check_environment([entry])
 
 
 @pytest.mark.parametrize(
