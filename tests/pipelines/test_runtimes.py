@@ -18,6 +18,9 @@ from pipelines.stages.deploy.run import contents
 from pipelines.stages.export import config as export
 from pipelines.stages.merge import config as merge
 from pipelines.stages.prune import config as prune
+from pipelines.stages.prune.targets import Target
+from pipelines.stages.prune.timed_file import warnings_of
+from pipelines.stages.recover import config as recover
 from pipelines.stages.report import config as report
 from pipelines.stages.tune import config as tune
 from tests.tiny import write_model, write_pipeline
@@ -110,6 +113,13 @@ def test_files_for_cuda_need_a_runtime_that_has_it():
     assert problems(export, {"precision": "fp16", "runtime": "openvino"}) == [("E642", ("runtime",))]
     both = export.ExportConfig(precision=["fp32", "fp16"], runtime=["openvino", "onnxruntime"])
     assert [both.precisions_of(name) for name in both.runtime] == [["fp32"], ["fp32", "fp16"]]
+
+
+def test_a_target_is_timed_on_the_cpu_whatever_serves():
+    later = [entry(export, precision=["fp32", "fp16"]), entry(deploy, device="cuda")]
+    (told,) = warnings_of(Target(speedup=2.0), later)
+    assert told == "the target is timed on the CPU, and 'deploy' serves on CUDA, which may gain less or more"
+    assert not list(warnings_of(Target(flops=0.5), later))
 
 
 def test_a_cpu_runs_no_file_for_cuda():

@@ -100,7 +100,8 @@ def _not_for_cuda(export: Entry) -> Iterable[Problem]:
     pairs = {(name, precision) for name in able for precision in export.config.possible}
     odd = sorted({precision for name, precision in pairs if "cuda" not in RUNTIMES[name].precisions.get(precision, ("cuda",))})
     if odd:
-        fix = f"Use device: cpu, or precision: [fp32] in '{export.id}'"
+        computed = [name for name in export.config.possible if name not in odd]
+        fix = f"Use device: cpu, or precision: [{', '.join(computed) or 'fp32'}] in '{export.id}'"
         yield Problem("E604", f"dynamic {' and '.join(odd)} would run partly on the CPU", fix, ("device",))
 
 

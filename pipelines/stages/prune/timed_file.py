@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from compressor.errors import CheckError, UserError
 from compressor.tasks.task_kind import kind_of
 from export.runtimes.runtime_registry import RUNTIMES
-from pipelines.engine.stage import CPU, Entry
+from pipelines.engine.stage import CPU, CUDA, Entry
 from pipelines.stages.prune.targets import timed_packages
 
 if TYPE_CHECKING:
@@ -48,10 +48,12 @@ def warnings_of(target: Target, later: Sequence[Entry]) -> Iterable[str]:
         return
     if apart := next((entry for entry in exports if not entry.config.merge), None):
         yield f"the target is timed with merged deltas, and '{apart.id}' keeps them apart (merge: false), which is slower"
+    if on_card := next((entry for entry in later if entry.row.serves and entry.config.device == CUDA), None):
+        yield f"the target is timed on the CPU, and '{on_card.id}' serves on CUDA, which may gain less or more"
     timed, chosen = (target.runtime, target.precision), deployed(later)
     if chosen not in (None, timed) and "precision" not in target.model_fields_set:
         one, other = (f"{RUNTIMES[runtime].title} {precision}" for runtime, precision in (timed, chosen))
-        fix = "name target.runtime and target.precision"
+        fix = "name target.runtime and target.precision (of a model that writes texts a prompt is timed, in fp32 alone)"
         yield f"the target is timed in {one}, and {other} is deployed, which may gain less or more: {fix}"
 
 
