@@ -21,6 +21,7 @@ from compressor.tasks.features import (
     batches,
     check_ends,
     length_of,
+    model_rows,
     output_length,
     pad,
     with_decoder_inputs,
@@ -60,6 +61,18 @@ class TokenRows:
     def prompts(self) -> list[list[int]]:
         """The tokens of the prompts in `items`."""
         return prompt_tokens(self.tokens, self.labels, self.items)
+
+    @property
+    def requests(self) -> list[dict[str, list[int]]]:
+        """The rows of the model as they come to a server: of a text to be continued the prompt, and behind an encoder nothing
+        but the decoder's start token."""
+        if not self.kind.generates:
+            return model_rows(self.tokens)
+        if not self.kind.continues:
+            sources = ({name: row[name] for name in ("input_ids", "attention_mask")} for row in self.tokens)
+            return [{**source, DECODER_IDS: row[DECODER_IDS][:1]} for source, row in zip(sources, self.tokens, strict=True)]
+        ends = np.argmax(self.labels != IGNORED, axis=1) + 1
+        return [{key: values[:end] for key, values in row.items()} for row, end in zip(self.tokens, ends, strict=True)]
 
     def sample(self, count: int) -> TokenRows:
         """`count` rows evenly spread over the lengths, so that both short and long rows are included."""

@@ -23,6 +23,7 @@ from compressor.tasks import TaskConfig
 from compressor.tasks.data import Data, TokenRows, tensor_batches
 from compressor.tasks.features import batches, pad, predict
 from compressor.tasks.metrics import accuracy, difference_interval, interval, matthews
+from compressor.tasks.predictions import IGNORED
 from compressor.tasks.reading import read_rows, read_task
 from compressor.tasks.sources import content as content_file
 from compressor.tasks.task_kind import kind_of
@@ -364,6 +365,19 @@ def test_intervals_hold_the_estimate_and_pairing_narrows():
     worse[:50] = worse[:50, ::-1]
     low, high = difference_interval(accuracy, worse, logits, labels)
     assert low < accuracy(worse, labels) - accuracy(logits, labels) < high < 0.0
+
+
+def test_requests_have_no_targets():
+    """What is timed is what a server computes before it writes the first token."""
+    row = {"input_ids": [5, 6, 7, 8], "attention_mask": [1] * 4}
+    labels = np.array([[IGNORED, 7, 8, 2], [IGNORED, IGNORED, 8, 2]])
+    written = TokenRows([row] * 2, labels, kind_of("generation"))
+    assert [one["input_ids"] for one in written.requests] == [[5, 6], [5, 6, 7]]
+    assert [one["attention_mask"] for one in written.requests] == [[1, 1], [1, 1, 1]]
+    behind = {**row, "decoder_input_ids": [0, 9, 9], "decoder_attention_mask": [1, 1, 1]}
+    (source,) = TokenRows([behind], np.array([[9, 9, 1]]), kind_of("text2text")).requests
+    assert source == {**row, "decoder_input_ids": [0]}
+    assert TokenRows([row], np.array([1]), kind_of("classification")).requests == [row]
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

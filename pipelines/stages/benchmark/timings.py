@@ -12,7 +12,6 @@ from compressor.models.hub import TEXT2TEXT, end_id
 from compressor.models.special_tokens import start_id
 from compressor.tasks import GENERATED
 from compressor.tasks.data import Data
-from compressor.tasks.features import DECODER_IDS, model_rows
 from compressor.tasks.task_kind import kind_of
 from export.latency.machine_limits import Limits, measure_limits
 from export.latency.measure import TOKEN_SECONDS, TOKENS, LatencyVariant, Measurement, measure
@@ -55,15 +54,7 @@ def real_passes(config: BenchmarkConfig, data: Data, seed: int) -> list[Pass]:
     """Validation rows of their own lengths in batches, drawn with the seed; none where they are not to be timed."""
     if not config.real_lengths:
         return []
-    rows = model_rows(data.validation.draw(max(map(rows_of, config.batch)), seed).tokens)
-    return passes_of([at_first_token(row) for row in rows], data.pad_id, config.batch)
-
-
-def at_first_token(row: dict[str, list[int]]) -> dict[str, list[int]]:
-    """A row as it comes to a server: behind an encoder there is nothing but the decoder's start token."""
-    if DECODER_IDS not in row:
-        return row
-    return {**{name: row[name] for name in ("input_ids", "attention_mask")}, DECODER_IDS: row[DECODER_IDS][:1]}
+    return passes_of(data.validation.draw(max(map(rows_of, config.batch)), seed).requests, data.pad_id, config.batch)
 
 
 def inputs_of(dense: nn.Module, folder: Path, data: Data) -> dict[str, Any]:

@@ -354,12 +354,15 @@ def _surroundings(config: PruneConfig) -> dict[str, Any]:
 
 
 def corrected(config: PruneConfig, kinds: Sequence[str]) -> dict[str, Any]:
-    """What an earlier version computed otherwise: `reconstruction` by Σ|W + ΔW|; of rows with choices the loss of each pair."""
+    """What an earlier version computed otherwise: `reconstruction` by Σ|W + ΔW|; of rows with choices the loss of each pair;
+    targets of own lengths of prompts with their targets behind them."""
     criteria = {item.criterion for item in config.items} | set(config.search.criteria.values() if config.search else ())
     of_choices = "choices" in kinds and criteria & LOSS_POWER.keys()
+    of_prompts = "generation" in kinds and config.search is not None and config.search.target.lengths == "data"
     return {
         **({"reconstruction": 2} if "reconstruction" in criteria else {}),
         **({"choices": 2} if of_choices else {}),
+        **({"prompts": 2} if of_prompts else {}),
     }
 
 

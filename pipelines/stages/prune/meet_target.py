@@ -25,7 +25,6 @@ from compressor.pruning.scores import lowest, units_of
 from compressor.pruning.search import Prices, Widths
 from compressor.pruning.surgery import Removal, remove
 from compressor.tasks.data import Data, tensor_batches
-from compressor.tasks.features import model_rows
 from export.graph.trace import GRAPHS
 from export.latency.core_time import disturbance
 from export.latency.passes import Pass, passes_of, rows_of
@@ -225,7 +224,7 @@ def workload_of(target: Target, inputs: Inputs, data: Data) -> Workload:
     """What a timed target is timed on: a fixed shape, or the validation rows that `benchmark` times, as they come."""
     if target.lengths == "fixed":
         return target.batch, target.length
-    rows = model_rows(data.validation.draw(rows_of(target.batch), inputs.seed).tokens)
+    rows = data.validation.draw(rows_of(target.batch), inputs.seed).requests
     return next(made for made in passes_of(rows, data.pad_id, [target.batch]) if made.order == "arrival")
 
 
