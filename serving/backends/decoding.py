@@ -14,6 +14,8 @@ from tokenizers.decoders import DecodeStream
 PAST, PRESENT = "past_key_values.", "present."
 END, STOP, LENGTH = "end", "stop", "length"
 """Why a text ended: the model's own end, a stop word, or the most tokens."""
+MOST_LOGITS = 2**27
+"""Numbers that one call may give back (512 MiB): a decoder gives those of every token of a prompt, over its vocabulary."""
 REFUSED_BY_STREAM = "Invalid prefix encountered"
 
 
@@ -125,6 +127,8 @@ class Batch:
     def __init__(self, session, encoder=None, start=None):
         self.session, self.encoder, self.start = session, encoder, start
         self.names = [value.name for value in session.get_outputs()]
+        vocabulary = session.get_outputs()[0].shape[-1]
+        self.piece = max(MOST_LOGITS // vocabulary, 1) if isinstance(vocabulary, int) else MOST_LOGITS
         self.states = [value.name for value in encoder.get_outputs()] if encoder else []
         sources = {named_past(name) for name in self.states}
         inputs = {value.name: value for value in session.get_inputs()}
@@ -141,11 +145,15 @@ class Batch:
         self.source, self.source_mask = empty(self.source_shapes, 0), np.zeros((0, 0), np.int64)
 
     def join(self, row, ids):
-        """Compute a prompt, or a text of the encoder, and add its row; returns its first token."""
+        """Compute a prompt, piece by piece if it is very long, or a text of the encoder, and add its row; returns its first
+        token."""
         source, source_mask = self._encoded(ids)
         first = [self.start] if self.encoder else ids
-        mask = np.ones((1, len(first)), np.int64)
-        logits, past = self._run(np.array([first], np.int64), mask, empty(self.shapes, 1), source, source_mask)
+        past, mask = empty(self.shapes, 1), np.ones((1, 0), np.int64)
+        for start in range(0, len(first), self.piece):
+            part = np.array([first[start : start + self.piece]], np.int64)
+            mask = np.ones((1, start + part.shape[1]), np.int64)
+            logits, past = self._run(part, mask, past, source, source_mask)
         token = row.settings.choose(logits[0, -1])
         both = joined(self.past, self.mask, past, mask)
         sources = joined(self.source, self.source_mask, source, source_mask)

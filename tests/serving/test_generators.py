@@ -244,6 +244,24 @@ def queued(modules, decoding, exported):
     return backend, ask
 
 
+@pytest.mark.parametrize("piece", [1, 3, 128])
+def test_a_long_prompt_is_read_in_pieces(queued, exported, monkeypatch, piece):
+    """The logits of all its tokens, over the vocabulary, may be more than there is memory for."""
+    backend, ask = queued
+    backend.batch.piece, run, lengths = piece, backend.batch._run, []
+    monkeypatch.setattr(backend.batch, "_run", lambda ids, *rest: lengths.append(ids.shape[1]) or run(ids, *rest))
+    prompt = " ".join(f"w{number}" for number in range(2, 12))
+    stream = ask(prompt, 3)
+    assert backend.advance() and backend.advance()
+    assert stream.words == bare(exported, prompt, 3)
+    assert max(lengths) == min(piece, 10) and sum(lengths) == 10 + 2
+
+
+def test_the_logits_of_a_prompt_are_bounded(exported, decoding):
+    vocabulary = open_live(exported[0], "fp32").get_outputs()[0].shape[-1]
+    assert decoding.Batch(open_live(exported[0], "fp32")).piece == decoding.MOST_LOGITS // vocabulary
+
+
 @pytest.mark.parametrize(("stripped", "ids"), [(True, [0]), (False, [1])])
 def test_a_prompt_is_read_as_kind_generation_trains(modules, stripped, ids):
     """A chat's template may end in white space: an export that is served by itself keeps it."""
