@@ -34,7 +34,7 @@ def gather(inputs: Inputs, measurements: Record) -> Record:
     return {
         **trained_facts(inputs),
         "metric": metric_facts(inputs),
-        "headline": headline(roles, fastest, cells, metric, control),
+        "headline": headline(roles, usable, cells, metric, control),
         "notes": failure_notes(inputs)
         + unlearnt_notes(inputs)
         + notes(roles, cells, candidates, metric, control)

@@ -426,9 +426,9 @@ def test_a_mergeable_method_is_not_called_otherwise(write):
 
 
 def test_closed_form_equals_the_count(write):
-    for training in load(write())["trainable"]:
-        terms, total = training["closed_form"].replace(",", "").split(" = ")
-        assert eval(terms.replace("×", "*").replace(" (", " * (")) == int(total) == training["body"]
+    for record in load(write())["trainable"]:
+        terms, total = record["closed_form"].replace(",", "").split(" = ")
+        assert eval(terms.replace("×", "*").replace(" (", " * (")) == int(total) == record["body"]
 
 
 def test_a_count_that_is_no_sum_over_matrices_stands_alone(write, monkeypatch):
