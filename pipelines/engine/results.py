@@ -8,13 +8,14 @@ from typing import Any
 
 import yaml
 
-from compressor.errors import CompressError
+from compressor.errors import CompressError, UserError
 from compressor.models.architectures import Architecture
 from compressor.models.row_file import row_entry
 from compressor.run_store import LOCK_FILE
 from pipelines.engine.attempt import error_record, write_attempt
 from pipelines.engine.invocation import Run
-from pipelines.engine.stage import TASKS, TEXTS
+from pipelines.engine.lockfile import read_lock
+from pipelines.engine.stage import TASKS
 from pipelines.engine.stage_inputs import by_key
 from pipelines.engine.store import digest, replace_files
 from pipelines.file.config import without_id
@@ -48,6 +49,7 @@ def publish_results(run: Run) -> None:
 
     Files of the user beside them stay.
     """
+    of_tasks = _files_of_tasks(run.folder)
     results: dict[Path, Path] = {}
     for artifact in run.artifacts:
         for path in sorted(artifact.folder.glob("report.*" if artifact.kind == "report" else f"{TASKS}/*")):
@@ -56,10 +58,18 @@ def publish_results(run: Run) -> None:
         folder.mkdir(exist_ok=True)
     contents = {place: path.read_bytes() for place, path in results.items()}
     replace_files({**contents, run.folder / LOCK_FILE: _lock_file(run)})
-    of_tasks = (path for pattern in ("*.safetensors", f"*.{TEXTS}") for path in (run.folder / TASKS).glob(pattern))
     for earlier in [*(run.folder / name for name in REPORTS), *of_tasks]:
         if earlier not in results:
             earlier.unlink(missing_ok=True)
+
+
+def _files_of_tasks(folder: Path) -> list[Path]:
+    """The files of tasks that the last finished run left in its folder, by its lock file; none where that cannot be read."""
+    try:
+        stages = read_lock(folder / LOCK_FILE)["stages"]
+    except UserError:
+        return []  # without it nobody can tell them from those of the user
+    return [folder / name for stage in stages for name in stage["files"] if Path(name).parent == Path(TASKS)]
 
 
 def _row(architecture: Architecture | None) -> dict[str, Any]:

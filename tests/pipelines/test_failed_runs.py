@@ -231,7 +231,7 @@ def test_a_run_until_a_stage_is_a_run_of_fewer_stages(project, out, compress):
 
 def test_a_run_removes_no_file_of_the_user(project, out):
     run = go(project, out).folder
-    mine = [run / "report.pdf", run / "tasks" / "notes.txt"]
+    mine = [run / "report.pdf", *(run / "tasks" / name for name in ("notes.txt", "a.safetensors", "a.generated.jsonl"))]
     mine[1].parent.mkdir()
     for path in mine:
         path.write_text("mine")
