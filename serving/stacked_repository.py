@@ -43,9 +43,9 @@ def write_many_tasks(
 
     Returns the version folders. Where the repository has the model, it gets another version.
 
-    Texts are cut at `max_length` tokens, by default as many as the model takes, at most MOST_TOKENS. Raises UserError E720 to
-    E723 as `write_repository`, E756 (a deployment is at work there), E757 (the repository cannot be opened), E779 (not such a
-    folder, or a model with another config).
+    Texts are cut at `max_length` tokens, by default as many as the model takes, at most MOST_TOKENS. Raises UserError E113
+    (`max_length` is more than the model takes), E720 to E723 as `write_repository`, E756 (a deployment is at work there), E757
+    (the repository cannot be opened), E779 (not such a folder, or a model with another config).
     """
     summary = read_summary(stacked)
     runtime, path = RUNTIMES[summary["runtime"]], stacked / summary["path"]
@@ -120,18 +120,29 @@ def read_summary(stacked: Path) -> dict[str, Any]:
 
 def facts_of(stacked: Path, summary: dict[str, Any], max_length: int | None) -> VersionFacts:
     """What the server and its clients must know of the version."""
-    limits = limits_of(stacked, MOST_TOKENS)
+    limits = text_limits(stacked, max_length)
     tasks = tuple({key: task[key] for key in ("name", "labels", "kind")} for task in summary["tasks"])
     tags = tasks[0]["kind"] == "tokens"
     return VersionFacts(
         task="tokens" if tags else ANY_KIND,
         labels=(),
-        max_length=min(max_length or MOST_TOKENS, limits["positions"]),
         pad_id=summary["pad_id"],
         tasks=tasks,
         precision=summary["precision"],
         **limits,
     )
+
+
+def text_limits(folder: Path, max_length: int | None) -> dict[str, Any]:
+    """`max_length` and the other limits of a version, from the config and the tokenizer in a model's folder. Raises UserError
+    E113 where the model has positions for fewer tokens."""
+    limits = limits_of(folder, max_length or MOST_TOKENS)
+    if max_length is None:
+        max_length = min(MOST_TOKENS, limits["positions"])
+    elif max_length > limits["positions"]:
+        what = f"{max_length} tokens, where the model has positions for {limits['positions']}"
+        raise UserError("E113", what, f"Use at most {limits['positions']}", "max_length")
+    return {**limits, "max_length": max_length}
 
 
 def _check_config(home: Path, config: Any) -> None:

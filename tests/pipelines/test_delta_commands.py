@@ -17,7 +17,7 @@ from compressor.storage import delta_file
 from compressor.storage.live import remember
 from compressor.storage.peft.read import CONFIG
 from compressor.storage.peft.write import write_peft
-from pipelines.cli.work import delta_work
+from pipelines.cli.work import delta_work, stack_work
 from pipelines.cli.work.delta_work import _loadable
 from pipelines.terminal.console_table import table
 from tests.compressor.conftest import OPTIONS, tuned
@@ -272,3 +272,20 @@ def test_stack(compress, base, file, tmp_path):
     code, _, error = compress("delta", "stack", file, file, "--out", tmp_path / "no")
     assert (code, error.splitlines()[-1][:4], (tmp_path / "no").exists()) == (2, "E777", False)
     assert compress("delta", "stack", file, "--out", tmp_path / "no", "--max-length", 9)[2].startswith("E112 --max-length")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--name", "x-text"), "E720 'x-text' ends as the names of models that take texts do"),
+        (("--name", "a model"), "E720 'a model' is not a model name"),
+        (("--max-length", 100), "E113 max_length: 100 tokens, where the model has positions for 64"),
+        (("--repository", "dsee.safetensors"), "E801 dsee.safetensors: a file, where a folder is needed"),
+    ],
+)
+def test_what_a_repository_refuses_is_told_before_the_file_is_made(compress, file, tmp_path, monkeypatch, options, says):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(stack_work, "stack_folder", lambda *_, **__: pytest.fail("it takes long"))
+    code, _, error = compress("delta", "stack", file, "--out", "many", "--repository", "served", *options)
+    assert code == 2 and error.splitlines()[-1].startswith(says.replace("E801 ", f"E801 {tmp_path}/"))
+    assert not (tmp_path / "many").exists() and not (tmp_path / "served").exists()

@@ -9,13 +9,17 @@ from pathlib import Path
 
 import click
 
+from compressor.storage.delta_file import read
+from compressor.storage.live import base_of
 from export.many.stacked_folder import stack_folder
 from export.runtimes.runtime_registry import RUNTIMES
 from pipelines.cli.given import require_unused
 from pipelines.cli.shown import near
+from pipelines.engine.disk import require_writable
 from pipelines.terminal.capture import captured
 from pipelines.terminal.console_table import figure, table
-from serving.stacked_repository import write_many_tasks
+from serving.repository import check_name
+from serving.stacked_repository import text_limits, write_many_tasks
 
 PADDED = 1.5
 """Size of the tasks in the file over that of their delta files from which it is explained."""
@@ -36,6 +40,8 @@ def stack(
     """Write the file, add it to a repository, and show its tasks."""
     if repository is None:
         require_unused(["name", "max_length"], "without --repository")
+    else:
+        _require_addable(files[0], base, repository, name, max_length)
     with tempfile.TemporaryDirectory() as scratch, captured(Path(scratch, "stack.log")):
         summary = stack_folder(files, out, base=base, runtime=RUNTIMES[runtime], force=force)
     versions = [] if repository is None else write_many_tasks(repository, name, out, max_length=max_length)
@@ -63,3 +69,12 @@ def stack(
     click.echo(f"stacked: {near((out / summary['path']).absolute())}")
     for folder in versions:
         click.echo(f"version: {near(folder.absolute())}")
+
+
+def _require_addable(first: Path, base: str | None, repository: Path, name: str, max_length: int | None) -> None:
+    """Check what the repository is told before the file is made, which takes long. Raises UserError E113, E720, E801, and those
+    of reading the first delta file and its base."""
+    check_name(name)
+    require_writable(repository, "Give another --repository")
+    if max_length is not None:
+        text_limits(base_of(read(first), base).folder, max_length)
