@@ -11,6 +11,7 @@ from compressor.errors import UserError
 from compressor.tasks import TaskConfig
 from compressor.tasks.task_kind import kind_for, kind_of
 from compressor.text_files import from_home
+from pipelines.file import limits
 from pipelines.file.yaml_source import KeyPath, YamlSource
 
 PATH_KEYS = ("train", "validation", "test")
@@ -34,8 +35,8 @@ def with_paths(task: TaskConfig, folder: Path) -> TaskConfig:
 
 
 def task_faults(source: YamlSource, task: TaskConfig | None, tasks: Mapping[str, TaskConfig] | None) -> Iterator[UserError]:
-    """Faults of the tasks: none, both forms, names that no file can have, metrics that their kind lacks, or kinds that
-    cannot be combined with others."""
+    """Faults of the tasks: none, both forms, names that no file can have or that are too long, metrics that their kind lacks,
+    or kinds that cannot be combined with others."""
     if task is None and tasks is None:
         yield UserError("E105", "key 'task' is missing", "Add it, or tasks with several of them", source.where(()))
     if task is not None and tasks is not None:
@@ -45,6 +46,9 @@ def task_faults(source: YamlSource, task: TaskConfig | None, tasks: Mapping[str,
         if not re.fullmatch(NAME_PATTERN, name):
             fix = "Use letters, digits, '_', '-' and '.', a letter or digit first"
             yield UserError("E104", f"a task cannot be called {name!r}", fix, source.where(("tasks", name)))
+        elif len(name) > limits.NAME:
+            what = f"has {len(name)} characters, where at most {limits.NAME} are allowed"
+            yield UserError("E104", what, "Shorten it: files are named after the task", source.where(("tasks", name)))
     every = {("tasks", name): one for name, one in (tasks or {}).items()} | ({("task",): task} if task else {})
     for path, one in every.items():
         try:

@@ -150,6 +150,7 @@ ONE = PIPELINE.replace("tasks:\n", f"task: {MOOD}\n").replace("  topic:", "# ").
         ((ONE.splitlines()[3], ""), "E105 {}:1: key 'task' is missing", "or tasks with several"),
         (("  mood:", "  a/b:"), "E104 {}:6: tasks.a/b: a task cannot be called 'a/b'", "a letter or digit first"),
         (("  mood:", "  _shared:"), "E104 {}:6: tasks._shared: a task cannot be called '_shared'", ""),
+        (("  mood:", f"  {65 * 'm'}:"), f"E104 {{}}:6: tasks.{60 * 'm'}: has 65 characters, where at most 64", "Shorten it"),
         (("train: mood", "trian: mood"), "E102 {}:6: tasks.mood.trian: unknown key", "Did you mean 'train'?"),
         (("mood/train", "mood/none"), "E201 ", "none.tsv: no such file"),
         (("32}\nstages", "65}\nstages"), "E113 {}:6: tasks.mood.max_length: 65 tokens", "at most 64"),
