@@ -18,14 +18,13 @@ REPOSITORY = "repository"
 
 @dataclass(frozen=True)
 class Served:
-    """A deployed Triton model repository, and whether its models take pairs of texts. `outdated` as in its run.
+    """A deployed Triton model repository. `outdated` as in its run.
 
     `logs` is the folder for the logs of its servers, `run` that of the run; None for a repository alone.
     """
 
     repository: Path
     logs: Path
-    pairs: bool = False
     outdated: str = ""
     run: Path | None = None
 
@@ -43,11 +42,9 @@ def find_repository(run: Path, *, empty: bool = False) -> Served:
     if stage is None:
         raise UserError("E805", "this run has deployed nothing", "Run its deploy stage first", str(run))
     artifact = finished.verify(stage)
-    text = (finished.lock.get("task") or {}).get("text")
-    pairs = isinstance(text, list) and len(text) == 2
     logs = run / "logs"
     writable = os.access(logs if logs.exists() else run, os.W_OK)  # a run may be another user's, or on a read-only disk
-    return Served(artifact.folder / "repository", logs if writable else log_folder(), pairs, finished.outdated, run)
+    return Served(artifact.folder / "repository", logs if writable else log_folder(), finished.outdated, run)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,10 +14,12 @@ import click
 from compressor.errors import UserError
 from pipelines.cli.shown import note
 from pipelines.runs.served import Served, repository_in_use
+from serving.clients.by_choice import KIND as CHOICES
 from serving.front.__main__ import keys_in
 from serving.front.front_process import FrontProcess
 from serving.guard.model_control import read_token
-from serving.repository import model_names, read_config
+from serving.layout.version_file import read_version
+from serving.repository import model_names, read_config, version_folders
 from serving.server import HOST, SERVICES, EmbeddedServer
 from serving.watch import adopt_orphans, new_log, watch
 
@@ -87,11 +90,20 @@ def _show(server: EmbeddedServer, served: Served) -> None:
 
 def request_of(name: str, url: str, served: Served) -> str:
     """A command that asks a served model: `compress predict`, or curl for one that generates, for its answers come in parts."""
-    if read_config(served.repository / name).model_transaction_policy.decoupled:
+    home = served.repository / name
+    if read_config(home).model_transaction_policy.decoupled:
         body = json.dumps({"TEXT": "a text", "MAX_TOKENS": 40})
         return f"curl -N {url}/v2/models/{name}/generate_stream -d '{body}'"
-    pair = ' --pair "a second text"' if served.pairs else ""
-    return f'compress predict {url} {name} "a text"{pair}'
+    try:
+        facts = read_version(version_folders(home)[-1])
+    except UserError:  # a repository that another program wrote may have no facts
+        return f'compress predict {url} {name} "a text"'
+    if facts.task == CHOICES:
+        row = json.dumps({"text": "a text", "choices": ["a choice", "another"]})
+        return f"echo '{row}' | compress predict {url} {name} --format jsonl"
+    pair = ' --pair "a second text"' if facts.pair else ""
+    task = f" --task {shlex.quote(facts.tasks[0]['name'])}" if facts.tasks else ""
+    return f'compress predict {url} {name} "a text"{pair}{task}'
 
 
 @contextlib.contextmanager
