@@ -15,6 +15,7 @@ from transformers.pytorch_utils import Conv1D
 
 from compressor.deltas.inserts import inserts_of
 from compressor.deltas.links import Delta, attach, chain, chains, detach, merge, original
+from compressor.deltas.sources import TensorSource
 from compressor.errors import UserError
 
 
@@ -42,9 +43,10 @@ class FactoredLinear(nn.Module):
 def require_factorable(model: nn.Module, *, trained: bool = True) -> None:
     """Raises UserError E644 if a delta of `model` cannot be kept separate from its matrix, or if there is none.
 
-    Without `trained`, links used only in training are accepted if their stored form is such a product.
+    Without `trained`, links used only in training are accepted if their stored form is such a product, and those on the tensors
+    of a change: they are merged into these.
     """
-    attached = list(chains(model))
+    attached = [use for use in chains(model) if trained or not isinstance(use[1], TensorSource)]
     if not attached:
         raise UserError(
             "E644", "the model has no delta to keep separate", "Tune by lora, dsee or another sparse method, or merge"

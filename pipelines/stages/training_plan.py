@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from compressor.account import Plan, Trained
 from compressor.cost import ModelShape, added_by
@@ -14,6 +14,9 @@ from compressor.methods import (
     method,
 )
 from pipelines.stages.training_config import TrainingConfig, burn_in_fault
+
+if TYPE_CHECKING:
+    from torch import nn
 
 PASSES_OF_LABELS = 3.0
 """Most passes over the training rows of a control that learns their labels instead of texts: in as many steps as the texts
@@ -32,7 +35,18 @@ def planned(config: TrainingConfig, name: str, plan: Plan) -> tuple[Trained, Mod
     check_rank(method(name), options, plan.shape)
     check_steps(config, options, plan.train_rows)
     apply(plan.model, name, options)
+    if method(name).takes_places(options) and options.on == "weights":
+        attach_empty(plan.model, options)
     return Trained(name, options, plan.places), plan.shape.with_inserts(added_by(options.group, plan.model))
+
+
+def attach_empty(model: nn.Module, options: Options) -> None:
+    """Add a Sparse link of no entry to every tensor in which Ω may have some: a later stage sees what was trained."""
+    from compressor.deltas.kinds.sparse import Sparse
+    from compressor.methods.selective import ground
+
+    for matrix in ground(model, options):
+        matrix.attach(Sparse.start(matrix.original, matrix.original.new_empty(0), options.group))
 
 
 def require_precision(config: TrainingConfig) -> None:

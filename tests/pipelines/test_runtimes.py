@@ -197,25 +197,51 @@ def test_what_is_named_twice_is_told(module, config):
 def test_deltas_are_merged_or_kept_apart_but_not_both():
     tuned, merged = Entry("tune", "tune", tune.TuneConfig(method="lora")), Entry("merge", "merge", merge.MergeConfig())
     assert problems(export, {}, tuned) == [("E504", ())]
+    (told,) = export.check(export.ExportConfig(), (tuned,))
+    assert told.fix == "Put a merge before export, or merge: false in it"
+    for stages in ((entry(tune, method="full"),), (tuned, entry(recover, method="full"), entry(recover))):
+        (told,) = export.check(export.ExportConfig(), stages)
+        assert told.fix == "Put a merge before export", "every weight was trained, and there is no delta"
     assert problems(export, {"merge": False}, tuned) == problems(export, {}, tuned, merged) == []
     assert problems(export, {"merge": False}, tuned, merged) == [("E644", ("merge",))]
 
 
+LORA = {"tune": {"method": "lora", "rank": 2}}
+GROWN = {"method": "selective", "strategy": "increment", "budget": 0.3}
+EVERYTHING = {"score": "sam", "modules": "everything", "scope": "global", "ratio": 0.1}
+
+
 @pytest.mark.parametrize(
-    ("stage", "fault"),
+    ("stages", "fault"),
     [
-        ({"tune": {"method": "bitfit"}}, "kind 'offset'"),
-        ({"tune": {"method": "full"}}, "no delta"),
-        ({"prune": [{"structure": "weights", "pattern": "2:4"}]}, "a mask"),
-        ({"prune": {"structure": "neurons", "criterion": "random", "remove": 1, "refit": 8}}, "kind 'refit'"),
+        ([{"tune": {"method": "bitfit"}}], "kind 'offset'"),
+        ([{"tune": {"method": "full"}}], "no delta"),
+        ([{"tune": {**GROWN, "on": "adapter"}}], "no delta"),
+        ([LORA, {"recover": {"method": "full"}}], "no delta"),
+        ([LORA, {"select": EVERYTHING}, {"recover": {"method": "selective"}}], r"kind 'sparse' on .*embedding"),
+        ([LORA, {"prune": [{"structure": "weights", "pattern": "2:4"}]}], "a mask"),
+        ([LORA, {"prune": {"structure": "neurons", "criterion": "random", "remove": 1, "refit": 8}}], "kind 'refit'"),
     ],
 )
-def test_deltas_that_cannot_be_apart_are_told_before_anything_runs(tmp_path, stage, fault):
-    lora = {"tune": {"method": "lora", "rank": 2}}
-    stages = [stage, {"export": {"merge": False}}] if "tune" in stage else [lora, stage, {"export": {"merge": False}}]
-    pipeline = load_pipeline(write_pipeline(tmp_path, stages=stages))
-    with pytest.raises(UserError, match=rf"E644 .*stages\[{len(stages) - 1}\].export: .*{fault}"):
+def test_deltas_that_cannot_be_apart_are_told_before_anything_runs(tmp_path, stages, fault):
+    pipeline = load_pipeline(write_pipeline(tmp_path, stages=[*stages, {"export": {"merge": False}}]))
+    with pytest.raises(UserError, match=rf"E644 .*stages\[{len(stages)}\].export: .*{fault}"):
         run_pipeline(pipeline, tmp_path / "runs", dry_run=True)
+
+
+@pytest.mark.parametrize(
+    "stages",
+    [
+        [{"select": {"score": "sam", "count": 8}}, {"tune": {"method": "selective"}}],
+        [{"select": {"score": "fish", "count": 8}}, {"tune": {"method": "child_tuning", "child": "d"}}],
+        [{"tune": {**GROWN, "on": "lora", "rank": 2}}],
+        [{"tune": {"method": "bitfit"}}, {"recover": {"method": "full"}}, {"recover": LORA["tune"]}],
+    ],
+)
+def test_deltas_that_training_leaves_apart_are_accepted_before_it(tmp_path, stages):
+    """Whatever the training itself uses, and what a full one has merged."""
+    pipeline = load_pipeline(write_pipeline(tmp_path, stages=[*stages, {"export": {"merge": False}}]))
+    run_pipeline(pipeline, tmp_path / "runs", dry_run=True)
 
 
 def test_what_is_measured_is_what_was_exported_and_what_is_reported_was_measured():

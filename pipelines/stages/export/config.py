@@ -12,6 +12,7 @@ from compressor.processor import weight_bits
 from export.runtimes.runtime_registry import CPU_PRECISIONS, DEFAULT, PRECISIONS, RUNNABLE, RUNTIMES, packages_of
 from pipelines.engine.stage import Entry, Problem, Stage, StageConfig, each_once
 from pipelines.file import limits
+from pipelines.stages.training_config import trains_base
 
 if TYPE_CHECKING:
     from compressor.account import Plan
@@ -99,9 +100,11 @@ def check(config: ExportConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]
     if models and models[-1].row.merges and not config.merge:
         yield Problem("E644", "the model is merged: there is no delta to keep separate", "Remove the merge", ("merge",))
     if models and not models[-1].row.merges and config.merge:
-        yield Problem(
-            "E504", f"'{models[-1].id}' leaves deltas that are not merged", "Put a merge before export, or merge: false in it"
-        )
+        trained = next((entry for entry in reversed(earlier) if entry.row.trains and entry.config.method != "same"), None)
+        fix = "Put a merge before export"
+        if trained is None or not trains_base(trained.config):
+            fix += ", or merge: false in it"
+        yield Problem("E504", f"'{models[-1].id}' leaves deltas that are not merged", fix)
     if config.calibration_rows and not config.calibrates:
         static = " or ".join(name for name in RUNNABLE if RUNTIMES[name].calibrated)
         fix = f"Remove it, or export int8 for the runtime {static}"

@@ -233,6 +233,12 @@ def plan(config: RecoverConfig, plan: Plan) -> Plan:
     require_precision(config)
     everything = method(plan.trained[-1].method if config.method == "same" else config.method).trains_base
     frozen = 0
+    if everything:
+        from compressor.deltas.links import chains, detach
+
+        # the run merges them; on a weightless model some cannot be computed
+        for _, owner, name in list(chains(plan.model)):
+            detach(owner, name)
     if everything and not config.trains_embeddings and config.top is None:
         frozen = plan.model.get_input_embeddings().weight.numel()
     if config.method == "same":
