@@ -101,8 +101,8 @@ def stack_files(paths: Sequence[Path], folder: Path, *, base: str | None = None,
     if not paths:
         raise ValueError("paths is empty: give the delta files of the tasks")
     deltas = [read(path) for path in paths]
+    _check_alike(paths, deltas)  # before the names: that of the file that tasks share is none of a task
     names = task_names(paths)
-    _check_alike(paths, deltas)
     tasks = [StackedTask(*facts) for facts in zip(names, *_facts(paths, deltas), strict=True)]
     resolved = base_of(deltas[0], base)
     model = load_on(deltas[0], base or deltas[0].base, paths[0])
