@@ -18,6 +18,7 @@ from pipelines.stages.deploy.config import DeployConfig
 from pipelines.stages.deploy.generating import source_of
 from pipelines.stages.served_checks import Served
 from serving.generator_repository import write_generator
+from serving.layout.text_outputs import TEXT_SUFFIX
 from serving.layout.version_file import read_version
 from serving.repository import TOKENIZER, complete_facts, models_of, read_config, tokenizer_files
 
@@ -65,6 +66,8 @@ def require_same_repository(served: Served, options: dict[str, Any]) -> None:
 def require_same_generator(repository: Path, config: DeployConfig, exported: Path, inputs: Inputs, precision: str) -> None:
     """Check that a deployed generating model's files are those that deploying it again writes. Raises CheckError E612."""
     options = {"precision": precision, "threads": config.threads, "source": source_of(inputs.task)}
+    # an earlier version served the white space around prompts
+    options["stripped"] = read_version(repository / f"{config.name}{TEXT_SUFFIX}" / "1").stripped
     with tempfile.TemporaryDirectory() as scratch:
         again = write_generator(Path(scratch), config.name, exported, inputs.base.folder, **options)
         files = [path.relative_to(again) for path in sorted(again.rglob("*")) if path.is_file()]

@@ -13,8 +13,8 @@ from typing import Any
 from compressor.errors import UserError
 from serving.backends.door import VERSION_FILE
 
-IF_SAID = ("start", "prefix", "stripped")
-"""Facts that are written only where they say something."""
+IF_SAID = {"start": None, "prefix": "", "stripped": False}
+"""Facts that are written only where they say something: not these values (a start of 0 is one)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class VersionFacts:
 
     def to_json(self) -> str:
         """The file's content; equal facts give equal bytes, those of an earlier version of this project too."""
-        facts = {name: value for name, value in asdict(self).items() if name not in IF_SAID or value not in (None, "", False)}
+        facts = {name: value for name, value in asdict(self).items() if name not in IF_SAID or value != IF_SAID[name]}
         return json.dumps(facts, indent=1, ensure_ascii=False) + "\n"
 
 

@@ -28,6 +28,7 @@ from pipelines.stages.deploy.generating import compare_streamed, local_text, pro
 from serving.deployment.answers import differences, read_answers, write_answers
 from serving.deployment.triton_control import Control
 from serving.generator_repository import version_facts, write_generator
+from serving.layout.version_file import VersionFacts
 from serving.repository import read_config
 
 END, TURN = 1, "<|turn|>"
@@ -260,6 +261,13 @@ def test_a_long_prompt_is_read_in_pieces(queued, exported, monkeypatch, piece):
 def test_the_logits_of_a_prompt_are_bounded(exported, decoding):
     vocabulary = open_live(exported[0], "fp32").get_outputs()[0].shape[-1]
     assert decoding.Batch(open_live(exported[0], "fp32")).piece == decoding.MOST_LOGITS // vocabulary
+
+
+def test_the_first_token_behind_an_encoder_may_be_number_0():
+    """T5's is."""
+    facts = VersionFacts(task="text2text", labels=(), max_length=9, pad_id=0, vocabulary=9, positions=9, start=0)
+    written = json.loads(facts.to_json())
+    assert written["start"] == 0 and not {"prefix", "stripped"} & written.keys()
 
 
 @pytest.mark.parametrize(("stripped", "ids"), [(True, [0]), (False, [1])])
