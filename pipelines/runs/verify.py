@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from compressor.checkpoint import load
-from compressor.deltas.links import merge_all, merged_copy
+from compressor.deltas.factored import factor_all
+from compressor.deltas.links import chains, merge_all, merged_copy
 from compressor.digests import sha256_of
 from compressor.errors import CheckError, CompressError, UserError
 from compressor.models.hub import resolve
@@ -319,11 +320,16 @@ class _Reference:
 
     @cached_property
     def prover(self) -> Prover:
-        """The model, loaded for comparisons."""
+        """The model, loaded for comparisons. Deltas that are separate products in its files are so in it, too, once its
+        reference is computed: as in the export, or the names and the rounding of its matrices would differ."""
         inputs, of = self.inputs, self.verification
-        artifact = inputs.dense if self.name == "dense" else inputs.nearest("model")
-        model = merge_all(load_model(artifact, inputs.base))
-        return Prover(self.name, model, of.data, of.workspace, of.threads, inputs.seed)
+        dense = self.name == "dense"
+        model = load_model(inputs.dense if dense else inputs.nearest("model"), inputs.base)
+        prover = Prover(self.name, merge_all(model) if dense else model, of.data, of.workspace, of.threads, inputs.seed)
+        if any(chains(model)):
+            _ = prover.reference
+            factor_all(model)
+        return prover
 
     def graph(self, runtime: Runtime, precision: str, path: Path, *, plain: bool = False, **rounding: Any) -> ParityResult:
         """Compare a file with it; `plain`: as it is written, without the runtime's own optimization. `rounding` says which

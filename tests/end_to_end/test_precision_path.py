@@ -79,6 +79,10 @@ def test_deltas_stay_apart_and_files_for_cuda_are_proven_but_not_measured(apart)
     assert any(note.startswith("The deltas are kept apart") for note in account["notes"])
     checks = verify(run, serve=False)
     assert all(check.passed for check in checks) and any("bf16" in check.hop for check in checks)
+    # rounded as in the export, with the deltas apart: else no name in `excluded` would be one of the model's
+    expected = [row["rounding"] for row in made["export"].metadata["parity"] if row["rounding"]]
+    found = [check.parity["rounding"] for check in checks if check.parity and check.parity["rounding"]]
+    assert len(found) == 2 and sorted(found) == pytest.approx(sorted(expected), rel=1e-6)
 
 
 @pytest.mark.parametrize("fault", [transposed_weight_in_the_graph, wrong_padding_side, half_precision_overflow])
