@@ -16,16 +16,21 @@ if TYPE_CHECKING:
 
 def padding_id(config: PretrainedConfig, folder: Path) -> int:
     """The id that pads input_ids, in training and wherever the model runs: the config's own, else the tokenizer's padding
-    token, else its end of sentence. `folder` holds the tokenizer. Raises UserError E304 where there is none of them.
+    token, else its end of sentence; the first that is in the vocabulary. `folder` holds the tokenizer. Raises UserError E304
+    where there is none of them.
     """
-    # some Llamas say -1
-    if config.pad_token_id is not None and 0 <= config.pad_token_id < config.vocab_size:
+
+    def usable(token: int | None) -> bool:
+        # some Llamas say -1; a token that was added to the tokenizer alone has no embedding
+        return token is not None and 0 <= token < config.vocab_size
+
+    if usable(config.pad_token_id):
         return config.pad_token_id
     tokenizer = tokenizer_of(folder)
     for token in (tokenizer.pad_token_id, tokenizer.eos_token_id):
-        if token is not None:
+        if usable(token):
             return token
-    what = "neither config.json nor the tokenizer has a padding token, and there is no end-of-sentence token either"
+    what = "neither config.json nor the tokenizer has a padding token of the vocabulary, and there is no end of sentence either"
     raise UserError("E304", what, "Give config.json a pad_token_id", str(folder))
 
 

@@ -22,6 +22,7 @@ from export.graph.rewrite import fused
 from export.graph.weight_only import quantized_weights
 from export.parity.bounds import kind_on
 from export.parity.compare import ParityResult, require
+from export.parity.sides import runs
 from export.parity.suspects import suspect_in_graph
 from export.parity.token_outputs import compare_tokens
 from export.runtimes.decoders import Decoder
@@ -84,13 +85,24 @@ class Text:
 
     def turned(self) -> Text:
         """The same text, with the padding of its tokens on the left."""
-        order = np.argsort(self.mask, axis=1, kind="stable")
+        return self._in_order(self.mask)
+
+    def parted(self, last: int) -> Text:
+        """The same text, with the padding of each row before its `last` tokens."""
+        following = self.mask.sum(axis=1, keepdims=True) - self.mask.cumsum(axis=1)
+        return self._in_order(np.where(self.mask == 0, 1, 2 * (following < last)))
+
+    def _in_order(self, places: np.ndarray) -> Text:
+        """The same text, the tokens of each row sorted by `places` (rows, length)."""
+        order = np.argsort(places, axis=1, kind="stable")
         return Text(np.take_along_axis(self.ids, order, 1), np.take_along_axis(self.mask, order, 1), self.source)
 
 
 def prove_generator(loaded: LoadedModel, precision: str, paths: Sequence[Path], *, required: bool = True) -> dict[str, Any]:
-    """The record of `compare_generated`, with `generated` and `generated_agreement`. Raises CheckError E610."""
-    result, agreed = compare_generated(loaded, precision, paths, required=required)
+    """The record of `compare_generated`, with `generated` and `generated_agreement`. Raises CheckError E610, E611 where a file
+    does not run, UserError E602 where it cannot be opened."""
+    with runs(f"PyTorch -> {paths[-1].name}"):
+        result, agreed = compare_generated(loaded, precision, paths, required=required)
     return {**result.to_json(), "generated": len(agreed), "generated_agreement": float(np.mean(agreed))}
 
 
@@ -100,9 +112,10 @@ def compare_generated(
     """Compare a file (or encoder and decoder) with its model: the comparison, and which generated tokens agreed.
 
     The files generate after random prompts; PyTorch then processes the complete texts at once, without a cache. Its logits are
-    compared with those of the graph with an empty cache, with a filled one, in batches of 1, and with padding on the other
-    side. A generated token counts as agreement if it is also PyTorch's likeliest after the same tokens: if all are, PyTorch
-    generates the same text. If `required`, raises CheckError E610 that names the block where they diverge, or the cache.
+    compared with those of the graph with an empty cache, with a filled one, in batches of 1, with padding on the other side,
+    and, without an encoder, in between, as behind a shorter prompt. A generated token counts as agreement if it is also
+    PyTorch's likeliest after the same tokens: if all are, PyTorch generates the same text. If `required`, raises CheckError
+    E610 that names the block where they diverge, or the cache.
     """
     live = session(paths[-1])
     text, chosen = _texts(loaded, live)
@@ -113,6 +126,8 @@ def compare_generated(
         "on a past": logits_of(live, text, middle),
         "padded on the left": logits_of(live, text.turned(), middle),
     }
+    if text.source is None:
+        others["padded in between"] = logits_of(live, text.parted(text.ids.shape[1] - middle), middle)
     kind = kind_on(precision, "random tokens")
     batches = (dict.fromkeys(others, reference), others)
     compared = partial(compare_tokens, f"PyTorch -> {paths[-1].name}", kind, reference, logits_of(live, text))

@@ -43,7 +43,8 @@ def generate(
         likeliest = decoder(fed, mask)[np.arange(rows), last].argmax(axis=-1)
         tokens.append(np.where(going, likeliest, pad))
         going &= ~np.isin(likeliest, list(ends))
-        fed, mask, last = tokens[-1][:, None], np.ones((rows, 1), np.int64), 0
+        # what pads a row behind its end takes no position
+        fed, mask, last = tokens[-1][:, None], going[:, None].astype(np.int64), 0
     return np.stack(tokens, axis=1) if tokens else np.zeros((rows, 0), np.int64)
 
 

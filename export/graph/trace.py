@@ -55,6 +55,19 @@ def trace(model: nn.Module, encoding: dict[str, np.ndarray]) -> onnx.ModelProto:
         return read_tokens(trace_named(model, inputs, dict.fromkeys(inputs, AXES)))
 
 
+@contextlib.contextmanager
+def tracing(model: str) -> Iterator[None]:
+    """Context in which a model is traced; `model` is the name that an error shows. Raises UserError E622 for any fault of the
+    exporter."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # it may raise any exception
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise UserError("E622", f"this model cannot be traced ({reason})", "Try another one", model) from error
+
+
 def trace_named(model: nn.Module, inputs: Mapping[str, Any], axes: Mapping[str, Sequence[str | None]]) -> onnx.ModelProto:
     """The unfused graph of any module that has a `config`. `inputs` are its keyword arguments: tensors, or dicts of them.
 

@@ -182,7 +182,8 @@ def _facts(paths: Sequence[Path], deltas: Sequence[DeltaFile]) -> list[list[Any]
 
 def _merged_outputs(model: nn.Module, rows: Rows, task: StackedTask, pad_id: int) -> np.ndarray:
     """Outputs (predictions, outputs) of the live task: its deltas are computed into the weights, as when they are merged."""
-    return predict(torch_forward(model), rows, pad_id, labels=every_token(rows) if task.kind == "tokens" else None)
+    forward = torch_forward(model, accelerate=False)
+    return predict(forward, rows, pad_id, labels=every_token(rows) if task.kind == "tokens" else None)
 
 
 def prove_tasks(

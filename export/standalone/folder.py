@@ -26,7 +26,7 @@ from export.generation.generator_files import prove_generator, special_tokens, w
 from export.graph.decoder import trace_generator
 from export.graph.files import SINGLE_FILE_LIMIT
 from export.graph.rewrite import can_fuse
-from export.graph.trace import OPSET, stamp, trace
+from export.graph.trace import OPSET, stamp, trace, tracing
 from export.parity.bounds import kind_on
 from export.parity.compare import ParityResult, Unlabelled, compare, in_other_batches, require
 from export.parity.suspects import suspect_in_graph
@@ -61,14 +61,14 @@ def export_folder(
     TensorRT is installed.
 
     Raises UserError E303, E304 and E305 (damaged), E620 (the folder exists), E621 (unsupported model), E622 (it cannot be
-    traced), E623 (its cache), E624 (not for this kind of model), E631 (TensorRT); CheckError E610.
+    traced), E623 (its cache), E624 (not for this kind of model), E631 (TensorRT); CheckError E610, E611.
     """
     require_free(out, force)
     loaded = find_model(reference)
     with replacing(out, force) as folder:
         fuse = fuse and can_fuse(loaded.model)
         _check_kind(loaded, precisions, engine, reference)
-        write = write_generating if loaded.kind == "generation" else _write_classifier
+        write = _write_generating if loaded.kind == "generation" else _write_classifier
         more = write(loaded, folder, precisions, fuse, limit, engine, reference_to(reference))
         for name in (*TOKENIZER_FILES, CONFIG, GENERATION):
             if (loaded.folder / name).is_file():
@@ -102,18 +102,6 @@ def _check_kind(loaded: LoadedModel, precisions: Sequence[str], engine: engines.
         )
 
 
-@contextmanager
-def _tracing(reference: Path) -> Iterator[None]:
-    """Convert any fault of the exporter to a UserError E622."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:  # it may raise any exception
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise UserError("E622", f"this model cannot be traced ({reason})", "Try another one", str(reference)) from error
-
-
 def _write_classifier(
     loaded: LoadedModel,
     folder: Path,
@@ -124,7 +112,7 @@ def _write_classifier(
     source: Reference,
 ) -> dict[str, Any]:
     """Write the files of a classifier; returns their part of the summary."""
-    with _tracing(loaded.folder):
+    with tracing(str(loaded.folder)):
         graph = stamp(trace(loaded.model, pad([loaded.rows[0], loaded.rows[-1]], loaded.pad_id)), loaded.model, source)
     if "int8" in precisions and weight_bits() < 8:
         loaded.notes.append("this processor has no VNNI: int8 has weights of 7 bits, because products of 8 bits overflow on it")
@@ -141,31 +129,32 @@ def _write_classifier(
     }
 
 
-def write_generating(
+def _write_generating(
     loaded: LoadedModel,
     folder: Path,
     precisions: Sequence[str],
     fuse: bool,
     limit: int,
-    engine: None = None,
-    source: Reference | None = None,
-    *,
-    required: Sequence[str] = PRECISIONS,
+    _engine: None,
+    source: Reference,
 ) -> dict[str, Any]:
-    """Write the files of a generative model; returns their part of the summary. Raises UserError E622, E623, and CheckError
-    E610 for a precision in `required`; for any other the summary records the failure."""
-    with _tracing(loaded.folder):
+    """Write and compare the files of a generative model; returns their part of the summary."""
+    facts, paths = write_generating(loaded, folder, precisions, fuse, limit, source)
+    for precision, parts in paths.items():
+        facts["parity"].append({"precision": precision, **prove_generator(loaded, precision, parts)})
+    return facts
+
+
+def write_generating(
+    loaded: LoadedModel, folder: Path, precisions: Sequence[str], fuse: bool, limit: int, source: Reference | None = None
+) -> tuple[dict[str, Any], dict[str, tuple[Path, ...]]]:
+    """Write the files of a generative model: (their part of the summary, whose list of comparisons is empty, precision ->
+    paths). Raises UserError E622, E623."""
+    with tracing(str(loaded.folder)):
         graphs = {name: stamp(graph, loaded.model, source) for name, graph in trace_generator(loaded.model).items()}
     paths = write_generator(graphs, folder, precisions=precisions, fuse=fuse, limit=limit)
-    return {
-        "generation": special_tokens(loaded),
-        "files": {path.stem: describe_file(path, precision) for precision, parts in paths.items() for path in parts},
-        "parity": [
-            {"precision": precision, **prove_generator(loaded, precision, parts, required=precision in required)}
-            for precision, parts in paths.items()
-        ],
-        engines.RUNTIME.key: engine,
-    }
+    files = {path.stem: describe_file(path, precision) for precision, parts in paths.items() for path in parts}
+    return {"generation": special_tokens(loaded), "files": files, "parity": [], engines.RUNTIME.key: None}, paths
 
 
 def write_summary(folder: Path, summary: dict[str, Any]) -> None:
@@ -214,7 +203,7 @@ def replacing(out: Path, force: bool) -> Iterator[Path]:
 
 def prove(loaded: LoadedModel, precision: str, path: Path) -> ParityResult:
     """Compare an exported classifier with its model. Raises CheckError E610 with the block where they diverge."""
-    sides, worst = [torch_forward(loaded.model), partial(run, session(path))], loaded.rows[-1]
+    sides, worst = [torch_forward(loaded.model, accelerate=False), partial(run, session(path))], loaded.rows[-1]
     kind = kind_on(precision, "random rows")
     hop = f"PyTorch -> {path.name}"
     positions = every_token(loaded.rows) if loaded.kind == "token classification" else None
@@ -234,7 +223,7 @@ def prove(loaded: LoadedModel, precision: str, path: Path) -> ParityResult:
 def _rounded(loaded: LoadedModel) -> Unlabelled:
     """The model's predictions for its rows with all its matrices rounded to int8 in PyTorch."""
     with rounded(loaded.model, bits=weight_bits()):
-        return Unlabelled(rounded=predict(torch_forward(loaded.model), loaded.rows, loaded.pad_id))
+        return Unlabelled(rounded=predict(torch_forward(loaded.model, accelerate=False), loaded.rows, loaded.pad_id))
 
 
 def describe_file(path: Path, precision: str) -> dict[str, Any]:

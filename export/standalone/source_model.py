@@ -22,7 +22,7 @@ from compressor.models.files.damage import Damage, door, read_json, reading_by_l
 from compressor.models.files.model_folder import CONFIG, check_pretrained
 from compressor.models.files.weight_files import INDEX, WEIGHTS, stored_tensors
 from compressor.models.hub import check_shapes, find_folder, task_head
-from compressor.models.special_tokens import tokenizer_of
+from compressor.models.special_tokens import padding_id, tokenizer_of
 from compressor.models.tasks_table import BY_AUTO_CLASS
 from compressor.pruning.sizes import BY_STACK
 from compressor.pruning.weights import require_zeros_kept
@@ -63,13 +63,10 @@ def find_model(reference: str) -> LoadedModel:
         model_type = model.config.model_type.removeprefix(COMPRESSED)
         notes.append(f"'{model_type}' is not a supported architecture: it can be exported, not pruned")
     source = folder if (folder / "tokenizer.json").is_file() else _base_of(folder)
-    tokenizer = tokenizer_of(source)
-    pad_id = tokenizer.pad_token_id
-    if pad_id is None:
-        pad_id = tokenizer.eos_token_id or 0
+    tokenizer, pad_id = tokenizer_of(source), padding_id(model.config, source)
+    if tokenizer.pad_token_id is None:
         notes.append(f"the tokenizer has no padding token: token {pad_id} pads")
-    if model.config.pad_token_id is None:
-        model.config.pad_token_id = pad_id  # decoders look for the last token before it
+    model.config.pad_token_id = pad_id  # decoders look for the last token before it
     kind = BY_AUTO_CLASS[_auto_class(model.config).__name__].kind
     return LoadedModel(model, kind, source, random_rows(model, tokenizer), pad_id, notes, (folder / STATE_FILE).is_file())
 

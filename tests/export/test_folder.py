@@ -1,10 +1,12 @@
 """`compress export`: any classifier's folder, proven without a task; nothing half done is left."""
 
 import json
+import shutil
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from click.testing import CliRunner
@@ -19,7 +21,7 @@ from compressor.models.special_tokens import tokenizer_of
 from compressor.new_folder import SCRATCH
 from compressor.processor import weight_bits
 from compressor.pruning.surgery import Removal, remove
-from compressor.tasks.features import torch_forward
+from compressor.tasks.features import pad, torch_forward
 from export.runtimes.onnxruntime import RUNTIME
 from export.runtimes.sessions import run, session
 from export.runtimes.tensorrt import profile_of
@@ -28,7 +30,7 @@ from export.standalone.source_model import find_model, random_rows
 from pipelines.cli.commands import main
 from tests.compressor.conftest import tiny
 from tests.export.conftest import notes
-from tests.tiny import write_model
+from tests.tiny import WORDS, write_model
 
 
 @pytest.fixture(scope="module")
@@ -209,8 +211,13 @@ def test_force_replaces_no_folder_with_folders_in_it(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["export.json"] and (tmp_path / "export.json").read_text() == "[]"
 
 
-def test_a_wrong_graph_is_not_published(folders, tmp_path, monkeypatch):
+def test_a_wrong_graph_is_not_published(folders, tmp_path, exported, monkeypatch):
     import export.graph.rewrite
+
+    made, graph = exported("bert-dense"), onnx.ModelProto()
+    graph.CopyFrom(made.graph)
+    monkeypatch.setattr(export.standalone.folder, "trace", lambda *_: graph)
+    save_checkpoint(made.model, tmp_path / "stock", folders / "base")
 
     def spoiled(proto, **_):
         tensor = next(one for one in proto.graph.initializer if one.name == "classifier.weight")
@@ -219,8 +226,8 @@ def test_a_wrong_graph_is_not_published(folders, tmp_path, monkeypatch):
 
     monkeypatch.setattr(export.graph.rewrite, "for_cpu", spoiled)
     with pytest.raises(CheckError, match=r"E610 PyTorch -> model.onnx.*suspected: the pooler or the task head"):
-        export_folder(str(folders / "stock"), tmp_path / "onnx", precisions=["fp32"], limit=1000)
-    assert not list(tmp_path.iterdir())
+        export_folder(str(tmp_path / "stock"), tmp_path / "onnx", precisions=["fp32"], limit=1000)
+    assert [path.name for path in tmp_path.iterdir()] == ["stock"]
 
 
 @pytest.mark.slow
@@ -233,6 +240,36 @@ def test_independent_labels_are_not_taken_for_one_softmax(folders, tmp_path, mon
     loaded.model.config.problem_type = "multi_label_classification"
     with pytest.raises(CheckError, match=r"E610 PyTorch -> model_int8.onnx.*decisions agree"):
         prove(loaded, "int8", path)
+
+
+def test_it_is_compared_on_the_cpu(folders, monkeypatch):
+    """As the file is: a GPU adds in another order."""
+    loaded = find_model(str(folders / "stock"))
+    like = torch_forward(loaded.model, accelerate=False)
+    monkeypatch.setattr("compressor.tasks.features.accelerated", lambda _: pytest.fail("the model is moved"))
+    monkeypatch.setattr(export.standalone.folder, "session", lambda path: path)
+    monkeypatch.setattr(export.standalone.folder, "run", lambda _, encoding: like(encoding))
+    assert prove(loaded, "int8", Path("model_int8.onnx")).passed
+
+
+@pytest.mark.parametrize(("own", "end", "expected"), [(1, None, 1), (None, "[SEP]", WORDS.index("[SEP]")), (None, None, None)])
+def test_rows_are_padded_with_a_token_of_the_model(folders, tmp_path, own, end, expected):
+    """config.json comes first, as in a pipeline; a padding token that tokenizer_config.json adds has no embedding."""
+    shutil.copytree(folders / "stock", tmp_path / "model")
+    tokenizer = tokenizer_of(tmp_path / "model")
+    tokenizer.add_tokens([f"new{number}" for number in range(99 - len(tokenizer))])
+    tokenizer.save_pretrained(tmp_path / "model")
+    for name, keys in (("config", {"pad_token_id": own}), ("tokenizer_config", {"pad_token": "[LATE]", "eos_token": end})):
+        path = tmp_path / "model" / f"{name}.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **keys}))
+    assert tokenizer_of(tmp_path / "model").pad_token_id == 99
+    if expected is None:
+        with pytest.raises(UserError, match=r"E304 .*neither config.json nor the tokenizer has a padding token"):
+            find_model(str(tmp_path / "model"))
+    else:
+        loaded = find_model(str(tmp_path / "model"))
+        assert loaded.pad_id == loaded.model.config.pad_token_id == expected
+        torch_forward(loaded.model)(pad([loaded.rows[0], loaded.rows[-1]], loaded.pad_id))
 
 
 @pytest.mark.parametrize(("padding", "most"), [(0, 127), (1, 126)])

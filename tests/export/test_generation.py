@@ -17,13 +17,16 @@ from compressor.checkpoint import save_checkpoint
 from compressor.errors import CheckError, UserError
 from compressor.models.anatomy import layers_of
 from compressor.pruning.surgery import Removal, remove
+from export.generation.generator_files import prove_generator
 from export.generation.greedy import generate, open_generator, open_live
 from export.graph.decoder import trace_encoder, trace_generator
 from export.graph.files import save
 from export.latency.worker import encoding, session_writer
 from export.runtimes.decoders import Decoder
+from export.runtimes.feeds import positions_of
 from export.runtimes.sessions import session
 from export.standalone.folder import export_folder
+from export.standalone.source_model import find_model
 from pipelines.cli.commands import main
 from tests.compressor.conftest import plan_of, tiny
 from tests.compressor.test_heads import GENERATES, NO_ATTENTION
@@ -195,6 +198,12 @@ def test_a_row_ends_at_its_end(exported):
     for row, whole, length in zip(found, free, lengths, strict=True):
         assert row[:length].tolist() == whole[:length].tolist() and set(row[length:].tolist()) <= {98}
     assert generator(ids, mask, 0).shape == (3, 0)
+    # one that has ended takes no more of the 128 positions
+    rows = [np.random.default_rng(0).integers(4, 99, 120).tolist(), PROMPTS[1]]
+    ids, mask = padded(rows, "left")
+    (end, *_), free = generator(ids, mask, 8, ends=(), pad=0).tolist()
+    assert end not in free, "otherwise both end"
+    assert generator(ids, mask, 20, ends=(end,), pad=0)[1, :8].tolist() == free
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (8, 100)])
@@ -267,6 +276,20 @@ def test_a_wrong_graph_is_not_published(spoil, suspect, exported, tmp_path, monk
     with pytest.raises(CheckError, match=rf"E610 PyTorch -> model.onnx.*; suspected: {suspect}\)"):
         export_folder(str(folder.parent / "model"), tmp_path / "onnx", precisions=["fp32"], fuse=False)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_graph_that_is_wrong_behind_a_shorter_prompt_is_not_published(exported, monkeypatch):
+    """Right with padding on either side: what counts as a position is only the padding between two passes."""
+
+    def holes_count(mask):
+        before, behind = mask.cumsum(axis=1) > 0, mask[:, ::-1].cumsum(axis=1)[:, ::-1] > 0
+        return positions_of((before & behind).astype(np.int64))
+
+    folder = exported("llama", "cut").folder
+    loaded = find_model(str(folder.parent / "model"))
+    monkeypatch.setattr("export.runtimes.decoders.positions_of", holes_count)
+    with pytest.raises(CheckError, match=r"E610 PyTorch -> model.onnx.*found: padded in between: .*; suspected: the cache"):
+        prove_generator(loaded, "fp32", [folder / "model.onnx"])
 
 
 @pytest.mark.slow

@@ -57,6 +57,8 @@ def operators(path):
 def test_a_file_of_many_tasks(base, tmp_path, monkeypatch):
     monkeypatch.setattr(sparse, "FEW", 5)  # the 9 positions of selective are stored as short integers
     monkeypatch.setattr(late_gathers, "LEAST", 1)
+    # the file computes on the CPU, and so does what it is compared with
+    monkeypatch.setattr("compressor.tasks.features.accelerated", lambda _: pytest.fail("the model is moved"))
     cases = ("dsee", "lora", "bitfit", "adapter", "selective", "vera")
     made = stack_files(write_tasks(base, tmp_path, cases), tmp_path / "out")
     assert [task.name for task in made.tasks] == list(cases) and all(result.passed for result in made.parity)
@@ -105,6 +107,9 @@ def test_files_that_do_not_belong_together_are_refused(base, tmp_path):
     bare = write_task(base, tmp_path / "bare.safetensors", "lora", LABELS[0], head=False)
     with pytest.raises(UserError, match=r"E775 .*bare.safetensors: it has no task head"):
         stack_files([first, bare], tmp_path / "out")
+    shared = write_task(base, tmp_path / "_shared.safetensors", "lora", [])
+    with pytest.raises(UserError, match=r"E775 .*_shared.safetensors: this is the file that tasks share, not one of the tasks"):
+        stack_files([shared, first], tmp_path / "out")
     wide = remember(build(base.folder, LABELS[0]), base.reference, base.sha256).double()
     names = {"base": base.reference, "base_sha256": base.sha256, "label_names": LABELS[0]}
     delta_file.write(tuned(wide, "lora"), tmp_path / "wide.safetensors", **names)

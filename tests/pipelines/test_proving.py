@@ -9,19 +9,23 @@ import numpy as np
 import pytest
 import torch
 
-from compressor.errors import CheckError
+from compressor.errors import CheckError, UserError
 from compressor.tasks.data import Data
 from export.auto import choose as precision
+from export.graph.trace import stamp
 from export.parity.compare import compare
 from export.runtimes.runtime_registry import DEFAULT
+from export.runtimes.sessions import failures
 from pipelines.engine.stage import Inputs
 from pipelines.stages.export import exported as export
+from pipelines.stages.export import generators
 from pipelines.stages.export.config import ExportConfig
 from pipelines.stages.export.exported import Exported, export_one
 from pipelines.stages.export.generators import _proven
 from pipelines.stages.export.proving import COMPRESSED, Prover
 from tests.compressor.conftest import tiny
-from tests.pipelines.test_precision import LOUD, rows_of
+from tests.loud import LOUD, loud_graph, loud_model
+from tests.pipelines.test_precision import rows_of
 
 
 def workspace(folder):
@@ -31,21 +35,12 @@ def workspace(folder):
     return SimpleNamespace(folder=folder, progress=lambda *_: nullcontext(bar), said=said, records=proven, **parts)
 
 
-def loud():
-    """A model of which int8 breaks one matrix: an input that is a thousand times the others, and is multiplied by 0."""
-    model = tiny("bert", torch.float32)
-    with torch.no_grad():
-        model.bert.encoder.layer[1].intermediate.dense.bias[0] = 3000.0
-        model.bert.encoder.layer[1].output.dense.weight.mul_(4)[:, 0] = 0.0
-    return model
-
-
 @pytest.fixture(scope="module")
-def traced_once():
+def traced_once(tmp_path_factory):
     """(the loud model, its data, its graph): tracing takes most of the time."""
-    model = loud()
+    model = loud_model()
     data = Data(rows_of(model, 40), rows_of(model, 60), ["a", "b", "c"], 1)
-    return model, data, export.traced(model, data)
+    return model, data, stamp(loud_graph(tmp_path_factory.getbasetemp()), model)
 
 
 @pytest.fixture
@@ -78,6 +73,7 @@ def test_a_shipped_file_is_repaired_before_it_is_refused(made):
     assert [record["passed"] for record in space.records] == [True, False, True], (
         "every comparison is told, the refused one too"
     )
+    assert exported.parity[1]["told"] and exported.parity[1]["told"] in space.said, "60 rows show no point"
     assert space.said[-1] == "compressed: PyTorch -> ONNX int8: passes with 1 matrix in fp32"
     assert (space.folder / file["path"]).is_file()
 
@@ -134,22 +130,54 @@ def test_few_validation_rows_are_joined_by_training_rows(made):
 
 
 @pytest.mark.parametrize(("generates", "verdict"), [(True, "passed"), (False, "beyond its bound")])
-def test_a_dense_file_that_generates_other_tokens_is_beyond_its_bound(tmp_path, generates, verdict):
+def test_a_dense_file_that_generates_other_tokens_is_beyond_its_bound(tmp_path, monkeypatch, generates, verdict):
     """Its logits on rows of the task are right, with an empty cache: it may not be the rival in a report all the same."""
-    space, exported, logits = workspace(tmp_path), Exported({"onnxruntime": {}}), np.eye(3)
+    space, exported, logits = workspace(tmp_path), Exported(), np.eye(3)
     rows = compare("dense: PyTorch -> ONNX int8", "fp32", logits, logits, logits.argmax(axis=1))
     said = {"compare": lambda *_: replace(rows, gated=False), "outputs": lambda *_: None, "quality": lambda *_: {}}
     prover = SimpleNamespace(name="dense", gated=False, workspace=space, **said)
     (tmp_path / "model_int8.onnx").write_bytes(b"")
     proof = {"passed": generates, "agreement": 0.5, "bound": "90 %", "batches": {}, "generated": 4, "generated_agreement": 0.5}
-    assert _proven(prover, tmp_path / "model_int8.onnx", "int8", proof, exported)
+    monkeypatch.setattr(generators, "prove_generator", lambda *_, **__: proof)
+    assert _proven(prover, None, "int8", [tmp_path / "model_int8.onnx"], exported) == proof
     assert [(record["passed"], record["verdict"]) for record in exported.parity] == [(generates, verdict)]
     assert any("the tokens generated after random prompts differ" in line for line in space.said) is not generates
     assert list(exported.files["onnxruntime"]) == ["int8"] and not exported.failures
 
 
+@pytest.mark.parametrize(("precision", "failed"), [("fp32", False), ("int8", True)])
+@pytest.mark.parametrize("opens", [False, True])
+def test_a_generator_that_does_not_run_is_left_out(tmp_path, monkeypatch, precision, failed, opens):
+    """A dense one, whatever its precision; of what is shipped fp32 stops the run, and any other is a failure."""
+    space, path = workspace(tmp_path), tmp_path / "model.onnx"
+
+    def broken(*_, **__):
+        raise failures()[0]("[ONNXRuntimeError] : 2 : INVALID_ARGUMENT : Invalid dimensions")
+
+    if opens:
+        monkeypatch.setattr("export.generation.generator_files.compare_generated", broken)
+    for name in ("dense", COMPRESSED):
+        exported = Exported()
+        prover = SimpleNamespace(name=name, gated=name == COMPRESSED, workspace=space)
+        path.write_bytes(b"")
+        stops = pytest.raises(CheckError if opens else UserError, match="E611" if opens else "E602")
+        with nullcontext() if name == "dense" or failed else stops:
+            assert _proven(prover, None, precision, [path], exported) is None and not path.exists()
+        assert len(exported.failures) == (failed and name == COMPRESSED) and not exported.files
+    assert [line.split(" (")[0] for line in space.said][:1] == [f"dense: PyTorch -> ONNX {precision}: left out"]
+
+
+def test_a_model_that_cannot_be_traced_is_the_users_error(monkeypatch):
+    """Whatever the exporter raises."""
+    model = tiny("bert", torch.float32)
+    data, base = Data(rows_of(model, 4), rows_of(model, 4), ["a", "b", "c"], 1), SimpleNamespace(reference="org/name")
+    monkeypatch.setattr(export, "trace", lambda *_: 1 / 0)
+    with pytest.raises(UserError, match=r"E622 org/name: this model cannot be traced \(ZeroDivisionError: division by zero\)"):
+        export.traced(model, data, base)
+
+
 def test_no_layer_is_suspected_where_rounding_explains_what_moves(tmp_path):
     """The metric alone refuses: every layer of a sound int8 file is a little off, and the first is as good as the last."""
-    model, result = loud(), SimpleNamespace(failed=("metric",), rounding=0.1)
+    model, result = loud_model(), SimpleNamespace(failed=("metric",), rounding=0.1)
     data = Data(rows_of(model, 8), rows_of(model, 8), ["a", "b", "c"], 1)
     assert Prover(COMPRESSED, model, data, workspace(tmp_path)).suspect(result, DEFAULT, tmp_path / "model_int8.onnx") == ""

@@ -16,7 +16,7 @@ from compressor.deltas.links import chains
 from compressor.errors import CheckError, CompressError, UserError
 from compressor.tasks.data import Data
 from compressor.tasks.features import pad
-from export.graph.trace import matrices, stamp, trace
+from export.graph.trace import matrices, stamp, trace, tracing
 from export.parity.compare import ParityResult, why_refused
 from export.runtimes.runtime import Runtime
 from export.runtimes.runtime_registry import RUNTIMES, hop_of
@@ -129,6 +129,7 @@ class OneFile:
         say(f"{self.hop}: refused ({why_refused(failed.result)}); sensitive matrices are left in fp32")
         for better in repaired(self.prover, matrices(self.graph), static=static, make=again):
             if better.result.passed:
+                say_result(better.result, say)
                 say(f"{self.hop}: passes with {in_fp32(len(better.excluded))}")
                 return replace(better, repaired=why_refused(failed.result))
         return None
@@ -193,9 +194,10 @@ def exceptions(compared: ComparedFile, precision: str) -> dict[str, Any]:
 
 def traced(model: nn.Module, data: Data, base: BaseModelReference | None = None) -> onnx.ModelProto:
     """The unfused graph of a model, with its base recorded. Deltas that are still attached become separate products, also in
-    the model."""
+    the model. Raises UserError E622."""
     factored = factor_all(model) if any(chains(model)) else model
-    return stamp(trace(factored, data.traced), factored, base)
+    with tracing(base.reference if base else ""):
+        return stamp(trace(factored, data.traced), factored, base)
 
 
 def calibration(config: ExportConfig, data: Data, seed: int) -> list[dict[str, np.ndarray]]:

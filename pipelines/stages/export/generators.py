@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from compressor.errors import CheckError
+from compressor.errors import CheckError, UserError
 from compressor.models.special_tokens import start_id, tokenizer_of
 from compressor.tasks.data import Data
+from export.generation.generator_files import prove_generator
 from export.graph.files import SINGLE_FILE_LIMIT
 from export.runtimes.runtime_registry import GENERATING, hop_of
 from export.standalone.folder import SUMMARY, write_generating
@@ -28,58 +30,67 @@ def export_generator(
     """`export_one` for a merged generative model: NAME/ is a folder like that of `compress export`, with weight-only int8.
 
     Each file is compared with PyTorch on validation rows, prompt and target in one pass on an empty past, and on text that it
-    generates after random prompts, token by token. A compressed int8 file that fails is left out, without a repair. Raises
-    CheckError E610, E611, UserError E622, E623.
+    generates after random prompts, token by token. A compressed int8 file that fails is left out, without a repair, and so is
+    a dense one that cannot be run. Raises CheckError E610, E611, UserError E602 for a compressed file in fp32, E622, E623.
     """
     folder, prover = workspace.folder / name, Prover(name, model, data, workspace, inputs.threads, inputs.seed)
     _ = prover.reference
     folder.mkdir()
     with workspace.progress(f"exporting {name}", 1) as bar:
-        loaded, required = with_prompts(model, inputs.base, data), ("fp32",) if prover.gated else ()
-        options = {"source": inputs.base, "required": required}
-        facts = write_generating(loaded, folder, config.precision, GENERATING.can_fuse(model), SINGLE_FILE_LIMIT, **options)
+        loaded, fuse = with_prompts(model, inputs.base, data), GENERATING.can_fuse(model)
+        facts, paths = write_generating(loaded, folder, config.precision, fuse, SINGLE_FILE_LIMIT, inputs.base)
         bar.advance()
-    exported = Exported({GENERATING.key: {}})
-    for proof in list(facts["parity"]):
-        # of an encoder and a decoder, the decoder's file comes last and stands for both
-        keys = [key for key, file in facts["files"].items() if file["precision"] == proof["precision"]]
-        path = folder / facts["files"][keys[-1]]["path"]
-        if not _proven(prover, path, proof["precision"], proof, exported):
-            facts["files"] = {key: file for key, file in facts["files"].items() if key not in keys}
-            facts["parity"].remove(proof)
-    if not exported.files[GENERATING.key]:
+    exported = Exported()
+    for precision, parts in paths.items():
+        proof = _proven(prover, loaded, precision, parts, exported)
+        if proof is None:
+            facts["files"] = {key: file for key, file in facts["files"].items() if file["precision"] != precision}
+        else:
+            facts["parity"].append({"precision": precision, **proof})
+    if not exported.files and prover.gated:
         raise nothing_left(exported.failures)
     (folder / SUMMARY).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     return exported
 
 
-def _proven(prover: Prover, path: Path, precision: str, proof: dict[str, Any], exported: Exported) -> bool:
-    """Compare a file on the validation rows; `proof` is the comparison of its generated tokens. False where it was to be
-    shipped and is left out. Raises CheckError E610 for fp32, E611."""
-    hop = hop_of(prover.name, GENERATING.key, precision)
-    result = prover.compare(hop, precision, prover.outputs(GENERATING, path, precision, hop), GENERATING)
-    say_result(result, prover.workspace.say)
-    if prover.gated and not (result.passed and proof["passed"]):
-        error = not_generated(hop, proof) if result.passed else prover.failure(result, GENERATING, path)
-        if precision == "fp32":
-            raise error
-        prover.workspace.say(f"{hop}: left out ({error.what})")
-        exported.failures.append(left_out(error))
+def _proven(
+    prover: Prover, loaded: LoadedModel, precision: str, parts: Sequence[Path], exported: Exported
+) -> dict[str, Any] | None:
+    """The comparison of the tokens that a file generates, which is also compared on the validation rows. None where it is left
+    out, which is a failure if it was to be shipped. `parts`: of an encoder and a decoder, the decoder's file comes last and
+    stands for both.
+
+    Raises CheckError E610, E611, UserError E602 for a compressed file in fp32.
+    """
+    hop, path, say = hop_of(prover.name, GENERATING.key, precision), parts[-1], prover.workspace.say
+    required = prover.gated and precision == "fp32"
+    try:
+        proof = prove_generator(loaded, precision, parts, required=required)
+        result = prover.compare(hop, precision, prover.outputs(GENERATING, path, precision, hop), GENERATING)
+        if prover.gated and not (result.passed and proof["passed"]):
+            raise not_generated(hop, proof) if result.passed else prover.failure(result, GENERATING, path)
+    except (CheckError, UserError) as error:
+        if required:
+            raise
+        say(f"{hop}: left out ({error.what})")
+        if prover.gated:
+            exported.failures.append(left_out(error))
         GENERATING.remove(path)
-        return False
+        return None
+    say_result(result, say)
     if not proof["passed"]:
-        prover.workspace.say(f"{not_generated(hop, proof).what}; it is a baseline and is not deployed")
+        say(f"{not_generated(hop, proof).what}; it is a baseline and is not deployed")
         result = replace(result, passed=False)
     batches = {f"generating, {how}": apart for how, apart in proof["batches"].items()}
     generated = {key: proof[key] for key in ("generated", "generated_agreement")}
     exported.parity.append({**result.to_json(), "batches": {**result.batches, **batches}, **generated})
     quality = prover.quality(GENERATING, path, f"{prover.name} {precision}")
-    exported.files[GENERATING.key][precision] = {
+    exported.files.setdefault(GENERATING.key, {})[precision] = {
         "path": f"{prover.name}/{path.name}",
         "bytes": GENERATING.stored_bytes(path),
         "quality": quality,
     }
-    return True
+    return proof
 
 
 def not_generated(hop: str, proof: dict[str, Any]) -> CheckError:
