@@ -38,6 +38,7 @@ FAST_ROWS = {
     "test_attention_is_joined_and_computes_the_same": ("bert-unequal",),
     "test_heads_are_joined_and_compute_the_same": ("bert-unequal",),
     "test_other_attentions_stay": (),
+    "test_positions_are_projected_when_a_file_is_opened": (),
     "test_exported_equals_pytorch": ("bert-unequal",),
     "test_every_file_passes_the_full_check": ("bert-unequal",),
     "test_int8_is_close_and_small": ("bert-dense", "bert-unequal"),

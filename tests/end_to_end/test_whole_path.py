@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 from compressor import load
 from compressor.deltas.links import chain, chains
@@ -19,12 +20,13 @@ from compressor.tasks.features import pad
 from export.runtimes.onnxruntime import open_session
 from export.runtimes.sessions import run as run_onnx
 from export.runtimes.sessions import session
+from pipelines.cli.commands import main
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
 from pipelines.reporting.growth_report import allocation_record
 from pipelines.sweeps.trial_run import costs_of
 from serving.predict import predict
-from tests.end_to_end.conftest import ENVIRONMENT, compress
+from tests.end_to_end.conftest import ENVIRONMENT
 from tests.tiny import STAGES, write_pipeline
 
 
@@ -53,11 +55,12 @@ def test_every_stage_and_the_summary(finished):
     assert len(profiled) == 4 and "other" not in profiled
 
 
-def test_the_checkpoint_is_smaller_and_equals_what_is_served(finished):
-    """compressor.load, the exported graph and the live server answer alike on the same texts."""
-    _, out, _ = finished
+def test_the_checkpoint_is_smaller_and_equals_the_exported_graph(finished):
+    """Of an unseen row the logits of both are equal; the server's file is the exported one of its precision, unchanged."""
+    path, out, _ = finished
     merged, _ = artifact(out, "merge")
-    model = load(merged)
+    model, weights = load(merged), "model.safetensors"
+    assert (merged / weights).stat().st_size < (path.parent / "model" / weights).stat().st_size
     kept = json.loads((merged / "config.json").read_text())["per_layer_config"]
     assert kept == {str(layer): {"num_attention_heads": 3, "intermediate_size": 12} for layer in (0, 1)}
     onnx, manifest = artifact(out, "export")
@@ -65,8 +68,11 @@ def test_the_checkpoint_is_smaller_and_equals_what_is_served(finished):
     batch = pad(rows, 0)
     with torch.no_grad():
         expected = model(**{name: torch.from_numpy(values) for name, values in batch.items()}).logits.numpy()
-    exported = run_onnx(session(onnx / manifest["metadata"]["files"]["compressed"]["onnxruntime"]["fp32"]["path"]), batch)
-    assert abs(exported - expected).max() < 1e-4
+    files = manifest["metadata"]["files"]["compressed"]["onnxruntime"]
+    assert abs(run_onnx(session(onnx / files["fp32"]["path"]), batch) - expected).max() < 1e-4
+    deployed, manifest = artifact(out, "deploy")
+    served = deployed / "repository" / "tiny" / "1" / "model.onnx"
+    assert served.read_bytes() == (onnx / files[manifest["metadata"]["precision"]]["path"]).read_bytes()
 
 
 def test_the_dry_run_foretold_it(finished):
@@ -93,14 +99,7 @@ def test_serve_and_predict(finished, tmp_path):
         notes = tmp_path / "compress" / "servers"
         url = next(line for line in server.stdout if line.startswith("http")).split()[1]
         assert len(list(notes.glob("*.json"))) == 2, "it is known by its ports of HTTP and gRPC"
-        told = subprocess.run(
-            [sys.executable, "-m", "pipelines.cli", "predict", url, "tiny", "the film was great", "a dull plot", "--json"],
-            capture_output=True,
-            text=True,
-            env=environment,
-            timeout=60,
-            check=True,
-        )
+        told = CliRunner().invoke(main, ["predict", url, "tiny", "the film was great", "a dull plot", "--json"])
         first, second = map(json.loads, told.stdout.splitlines())
         assert {"class0", "class1"} == set(first["scores"]) and sum(first["scores"].values()) == pytest.approx(1.0)
         assert (first["label"], second["label"]) == ("class1", "class0")
@@ -111,12 +110,12 @@ def test_serve_and_predict(finished, tmp_path):
     assert not list(notes.glob("*.json"))
 
 
-def test_a_second_run_reuses_everything(finished, tmp_path):
+def test_a_second_run_reuses_everything(finished, tmp_path, capfd):
     path, out = finished.path, tmp_path / "runs"
     shutil.copytree(finished.out, out)  # while it runs, its folder says so
     before = {file: file.stat().st_mtime_ns for file in (out / ".store").rglob("*")}
-    again = compress("run", path, "--out", out)
-    assert again.returncode == 0 and again.stdout.count("reused") == len(STAGES)
+    assert not main(["run", str(path), "--out", str(out)], standalone_mode=False)
+    assert capfd.readouterr().out.count("reused") == len(STAGES)
     assert {file: file.stat().st_mtime_ns for file in (out / ".store").rglob("*")} == before
 
 

@@ -13,13 +13,19 @@ from compressor.processor import weight_bits
 from compressor.pruning.surgery import Removal, remove
 from export.graph.files import save
 from export.graph.rewrite import for_cpu, quantized_dynamic
-from export.graph.trace import trace
+from export.graph.trace import matrices, trace
 from tests.compressor.conftest import tiny
 from tests.made_once import made_once
 
 INT8_APART = 0.1 if weight_bits() == 8 else 0.15
 """How far int8 of this machine may move the outputs of a tiny random model, as a share of the largest."""
 UNEQUAL = {0: Removal([1, 3], [0, 5, 7]), 2: Removal([0], list(range(19)))}
+PLANS = {
+    "dense": {},
+    "unequal": UNEQUAL,
+    "emptied": {0: Removal(list(range(4)), [1]), 1: Removal([0, 2, 3], [])},
+    "without a last head": {2: Removal(list(range(4)), [])},
+}
 MODELS = {
     f"{name}-{kind}": (name, removals) for name in ("bert", "mpnet") for kind, removals in (("dense", {}), ("unequal", UNEQUAL))
 }
@@ -100,3 +106,31 @@ def exported(tmp_path_factory):
         return Exported(model, onnx.load(paths[0]), *paths)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def traced(exported):
+    """(architecture, plan) -> (model, graph), made on first use; neither is to be changed."""
+
+    @functools.cache
+    def make(architecture: str, plan: str = "dense") -> tuple[torch.nn.Module, onnx.ModelProto]:
+        if (name := f"{architecture}-{plan}") in MODELS:
+            return exported(name).model, exported(name).graph
+        model = tiny(architecture, torch.float32, max_position_embeddings=520)
+        if PLANS[plan]:
+            remove(model, PLANS[plan])
+        return model, trace(model, encoding(2, 9))
+
+    return make
+
+
+def with_weights_of(model: torch.nn.Module, graph: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy of a graph whose products have the matrices of another model of the same shape."""
+    made = onnx.ModelProto()
+    made.CopyFrom(graph)
+    stored, names = {tensor.name: tensor for tensor in made.graph.initializer}, matrices(made)
+    for node in made.graph.node:
+        if node.op_type == "MatMul" and node.name in names:
+            weight = model.get_submodule(node.name).weight.detach().numpy().T
+            stored[node.input[1]].CopyFrom(onnx.numpy_helper.from_array(np.ascontiguousarray(weight), node.input[1]))
+    return made

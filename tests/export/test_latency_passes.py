@@ -45,7 +45,6 @@ def test_the_first_time_of_each_shape_is_told_apart_from_the_later_ones():
     assert told.to_json()["shapes"] == 2 and "variant" not in told.to_json()
 
 
-@pytest.mark.slow
 def test_every_variant_is_timed_on_every_pass(exported):
     made, done = exported("bert-dense"), []
     variants = [LatencyVariant(name, "onnxruntime", made.fp32, vocabulary=99) for name in ("first", "second")]

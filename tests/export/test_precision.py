@@ -25,6 +25,7 @@ from export.runtimes.sessions import run, session
 from pipelines.stages.export.config import ExportConfig
 from tests.compressor.conftest import tiny
 from tests.export.conftest import encoding
+from tests.loud import LOUD, loud_graph, loud_model
 
 FP32 = {"within": True, "verdict": "the last resort"}
 
@@ -123,21 +124,14 @@ def test_half_of_the_matrices_may_be_spared():
 
 
 @pytest.fixture(scope="module")
-def outlier():
+def outlier(tmp_path_factory):
     """A tiny BERT whose second ffn_out multiplies with one giant input, and its graph."""
-    model = tiny("bert", torch.float32)
-    with torch.no_grad():
-        model.bert.encoder.layer[1].intermediate.dense.bias[0] = 3000.0
-        model.bert.encoder.layer[1].output.dense.weight[:, 0] = 0.0
-    return model, trace(model, encoding(2, 9))
+    return loud_model(), loud_graph(tmp_path_factory.getbasetemp())
 
 
 def asking(batches):
     """All answers to some batches."""
     return lambda forward: np.concatenate([forward(batch) for batch in batches])
-
-
-LOUD = "bert.encoder.layer.1.output.dense"
 
 
 @pytest.mark.parametrize("static", [False, True])

@@ -23,7 +23,7 @@ from export.runtimes.feeds import feeds_of
 from export.runtimes.onnxruntime import plain_session
 from tests.compressor.conftest import TRIED, tiny
 from tests.export.conftest import INT8_APART, encoding
-from tests.export.test_rewrites import batches, traced
+from tests.export.test_rewrites import batches
 
 FULL = ("gpt2", "llama", "qwen3", "t5", "t5-gated")
 """Architectures whose head reads another token."""
@@ -49,7 +49,7 @@ def tokens_of(graph: onnx.ModelProto) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("architecture", TRIED)
-def test_what_the_head_reads_is_found_alike_in_the_model_and_in_the_graph(architecture):
+def test_what_the_head_reads_is_found_alike_in_the_model_and_in_the_graph(architecture, traced):
     model, graph = traced(architecture)
     reads = reads_first_token(model)
     assert reads == (architecture not in FULL)
@@ -57,7 +57,7 @@ def test_what_the_head_reads_is_found_alike_in_the_model_and_in_the_graph(archit
 
 
 @pytest.mark.parametrize("architecture", [name for name in TRIED if name not in FULL])
-def test_the_last_block_computes_keys_and_values_of_all_tokens_and_the_rest_of_one(architecture):
+def test_the_last_block_computes_keys_and_values_of_all_tokens_and_the_rest_of_one(architecture, traced):
     model, graph = traced(architecture)
     onnx.checker.check_model(graph, full_check=True)
     check_equal_where_read(graph, model)
@@ -72,7 +72,7 @@ def test_the_last_block_computes_keys_and_values_of_all_tokens_and_the_rest_of_o
 @pytest.mark.parametrize(
     ("architecture", "plan"), [("bert", "dense"), ("bert", "emptied"), ("bert", "without a last head"), ("mpnet", "dense")]
 )
-def test_the_flops_that_a_file_saves_are_those_of_its_products(architecture, plan):
+def test_the_flops_that_a_file_saves_are_those_of_its_products(architecture, plan, traced):
     model, graph = traced(architecture, plan)
     shape, rows, length = shape_of(model), 3, 7
     values = {value.name: value.type.tensor_type.shape.dim for value in (*graph.graph.value_info, *graph.graph.output)}
@@ -85,7 +85,7 @@ def test_the_flops_that_a_file_saves_are_those_of_its_products(architecture, pla
 
 
 @pytest.mark.parametrize("architecture", ["bert", "deberta-v2", "modernbert"])
-def test_what_is_made_of_such_a_graph_computes_the_same(architecture):
+def test_what_is_made_of_such_a_graph_computes_the_same(architecture, traced):
     """The forms for ONNX Runtime's CPU and, in fp32, for CUDA; and its int8 within the usual distance."""
     model, graph = traced(architecture)
     assert can_fuse(model)
@@ -110,7 +110,7 @@ def test_where_every_token_is_read_all_are_computed(architecture, keys):
     assert 1 not in tokens_of(graph).values()
 
 
-def test_the_suspect_is_the_last_block_where_only_its_first_token_differs(tmp_path):
+def test_the_suspect_is_the_last_block_where_only_its_first_token_differs(tmp_path, traced):
     model, graph = traced("bert")
     onnx.save(graph, tmp_path / "model.onnx")
     assert suspect_in_graph(model, tmp_path / "model.onnx", encoding(2, 9)) == AFTER

@@ -1,6 +1,5 @@
 """Rewrites for ONNX Runtime's CPU: equal outputs, and the operators that they are for."""
 
-import functools
 from collections import Counter
 
 import numpy as np
@@ -12,7 +11,6 @@ from onnx import TensorProto, helper, numpy_helper
 
 from compressor.models.anatomy import layers_of
 from compressor.processor import weight_bits
-from compressor.pruning.surgery import Removal, remove
 from compressor.tasks.features import torch_forward
 from export.graph.rewrite import for_cpu, quantized_dynamic
 from export.graph.rewrites import late_gathers
@@ -20,33 +18,16 @@ from export.graph.rewrites.joined_attention import joined_attention
 from export.graph.rewrites.joined_gathers import joined_gathers
 from export.graph.rewrites.joined_heads import joined_heads
 from export.graph.rewrites.separate_residuals import separate_residuals
-from export.graph.trace import OPSET, matrices, trace
+from export.graph.trace import OPSET, matrices
 from export.runtimes.feeds import feeds_of
 from export.runtimes.onnxruntime import plain_session, write_onnx
-from tests.compressor.conftest import LAYERS, TRIED, tiny
-from tests.export.conftest import INT8_APART, UNEQUAL, check_wholly, encoding
+from tests.compressor.conftest import LAYERS, TRIED
+from tests.export.conftest import INT8_APART, PLANS, check_wholly, encoding
 
 JOINED = ("bert", "distilbert", "electra", "roberta", "xlm-roberta")
-PLANS = {
-    "dense": {},
-    "unequal": UNEQUAL,
-    "emptied": {0: Removal(list(range(4)), [1]), 1: Removal([0, 2, 3], [])},
-    "without a last head": {2: Removal(list(range(4)), [])},
-}
-
-
 CASES = [("bert", plan) for plan in PLANS]
 CASES += [pytest.param(name, "unequal", marks=() if name == "distilbert" else pytest.mark.slow) for name in JOINED[1:]]
 APART = ("mpnet", "gpt2")
-
-
-@functools.cache
-def traced(architecture: str, plan: str = "dense") -> tuple[torch.nn.Module, onnx.ModelProto]:
-    """A tiny model and its graph: tracing is what takes time."""
-    model = tiny(architecture, torch.float32, max_position_embeddings=520)
-    if PLANS[plan]:
-        remove(model, PLANS[plan])
-    return model, trace(model, encoding(2, 9))
 
 
 def batches():
@@ -69,9 +50,9 @@ def check_equal(graph: onnx.ModelProto, model: torch.nn.Module) -> None:
         assert np.abs(live.run(None, feeds_of(live, batch))[0] - forward(batch)).max() < 1e-5
 
 
-def check_joined(joined: onnx.ModelProto, operator: str, architecture: str, plan: str) -> int:
+def check_joined(joined: onnx.ModelProto, operator: str, made: tuple[torch.nn.Module, onnx.ModelProto], plan: str) -> int:
     """A graph with its attentions joined is valid and computes the same; returns how many are."""
-    model, graph = traced(architecture, plan)
+    model, graph = made
     # the last block's attention, whose queries are those of the first token, stays
     attentions = LAYERS - 1 - (plan == "emptied")
     assert (operators(joined)[operator], operators(joined)["Softmax"]) == (attentions, 1)
@@ -82,16 +63,17 @@ def check_joined(joined: onnx.ModelProto, operator: str, architecture: str, plan
 
 
 @pytest.mark.parametrize(("architecture", "plan"), CASES)
-def test_attention_is_joined_and_computes_the_same(architecture, plan):
-    check_joined(joined_attention(traced(architecture, plan)[1]), "Attention", architecture, plan)
+def test_attention_is_joined_and_computes_the_same(architecture, plan, traced):
+    made = traced(architecture, plan)
+    check_joined(joined_attention(made[1]), "Attention", made, plan)
 
 
 @pytest.mark.parametrize(("architecture", "plan"), CASES)
-def test_heads_are_joined_and_compute_the_same(architecture, plan):
+def test_heads_are_joined_and_compute_the_same(architecture, plan, traced):
     """Behind projections of any kind: those stay as they are, but for their constant biases."""
-    _, graph = traced(architecture, plan)
+    made = _, graph = traced(architecture, plan)
     joined = joined_heads(graph)
-    attentions = check_joined(joined, "MultiHeadAttention", architecture, plan)
+    attentions = check_joined(joined, "MultiHeadAttention", made, plan)
     assert operators(joined)["MatMul"] == operators(graph)["MatMul"] - 2 * attentions
 
 
@@ -99,13 +81,13 @@ def test_heads_are_joined_and_compute_the_same(architecture, plan):
     "architecture",
     [pytest.param(name, marks=() if name in APART else pytest.mark.slow) for name in TRIED if name not in JOINED],
 )
-def test_other_attentions_stay(architecture):
+def test_other_attentions_stay(architecture, traced):
     _, graph = traced(architecture)
     assert joined_attention(graph) is graph
 
 
 @pytest.mark.slow
-def test_an_attention_with_an_excluded_matrix_stays_apart(tmp_path):
+def test_an_attention_with_an_excluded_matrix_stays_apart(tmp_path, traced):
     _, graph = traced("bert")
     excluded = "bert.encoder.layer.1.attention.self.key"
     assert excluded in matrices(graph)
@@ -122,7 +104,7 @@ def test_an_attention_with_an_excluded_matrix_stays_apart(tmp_path):
 
 
 @pytest.mark.parametrize("int8", [False, True])
-def test_positions_are_projected_when_a_file_is_opened(tmp_path, int8):
+def test_positions_are_projected_when_a_file_is_opened(tmp_path, int8, traced):
     """Of DeBERTa: two products a block."""
     model, graph = traced("deberta-v2")
     written = quantized_dynamic(for_cpu(graph), weight_bits=weight_bits()) if int8 else for_cpu(graph)
@@ -137,7 +119,7 @@ def test_positions_are_projected_when_a_file_is_opened(tmp_path, int8):
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_attention_in_int8_has_a_scale_for_each_column(plan):
+def test_attention_in_int8_has_a_scale_for_each_column(plan, traced):
     model, graph = traced("bert", plan)
     graph = quantized_dynamic(for_cpu(graph), weight_bits=weight_bits())
     stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.graph.initializer}
@@ -152,7 +134,7 @@ def test_attention_in_int8_has_a_scale_for_each_column(plan):
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 @pytest.mark.parametrize("architecture", ["bert", "mpnet", "gpt2"])
-def test_no_session_joins_a_sum_with_its_norm(architecture, precision, tmp_path):
+def test_no_session_joins_a_sum_with_its_norm(architecture, precision, tmp_path, traced):
     model, graph = traced(architecture)
     separate = separate_residuals(graph)
     check_equal(separate, model)
@@ -184,7 +166,7 @@ def test_two_norms_of_one_sum_are_separated_once():
     assert np.array_equal(2 * y, z) and np.abs(y).max() > 1
 
 
-def test_a_graph_is_not_changed_and_equal_graphs_give_equal_bytes():
+def test_a_graph_is_not_changed_and_equal_graphs_give_equal_bytes(traced):
     _, graph = traced("bert", "unequal")
     before = graph.SerializeToString(deterministic=True)
     first, again = (for_cpu(graph).SerializeToString(deterministic=True) for _ in range(2))

@@ -39,8 +39,7 @@ from export.runtimes.tensorrt import (
     write_script,
 )
 from pipelines.cli.commands import main
-from tests.compressor.conftest import tiny
-from tests.export.conftest import MODELS, encoding
+from tests.export.conftest import MODELS, encoding, model_of, with_weights_of
 from tests.tiny import write_model
 
 PROFILE = profile_of([32, 1, 8], [60, 16])
@@ -92,12 +91,12 @@ def test_an_engine_whose_description_is_damaged_is_refused(tmp_path, notes):
 
 
 @pytest.fixture(scope="module")
-def two_of_four():
+def two_of_four(exported):
     """The graph of a BERT whose blocks are 2:4, as the project prunes and merges them; its pooler is dense."""
-    model = tiny("bert", torch.float32)
+    model = model_of("bert-dense")
     for matrix in (layer.matrix(name) for layer in layers_of(model) for name in layer.names):
         hide_all_but(matrix, matrix.original.detach().abs(), NofM(2, 4))
-    return trace(merge_all(model), encoding(2, 9))
+    return with_weights_of(merge_all(model), exported("bert-dense").graph)
 
 
 def test_a_pruned_model_has_two_of_four_and_a_dense_one_has_not(exported, two_of_four):

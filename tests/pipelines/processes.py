@@ -17,7 +17,7 @@ from pipelines.engine.invocation import Stopped
 from tests.pipelines import toys
 
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["torch", "tests.pipelines.toys"])
+FORKS.set_forkserver_preload(["torch", "pytest", "tests.pipelines.toys", "tests.pipelines.sweep_parts"])
 
 
 def start(said: Path, work: Callable, *given, **named) -> multiprocessing.Process:

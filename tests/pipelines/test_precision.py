@@ -15,6 +15,7 @@ from compressor.tasks.data import Data, TokenRows
 from compressor.tasks.features import predict, torch_forward
 from compressor.tasks.task_kind import kind_of
 from export.auto.choose import Candidate
+from export.graph.trace import stamp
 from export.latency.measure import summarize
 from export.runtimes.runtime_registry import RUNTIMES
 from export.runtimes.sessions import run as run_session
@@ -27,9 +28,9 @@ from pipelines.stages.export import precision
 from pipelines.stages.export.config import ExportConfig
 from pipelines.stages.export.run import baseline_of
 from tests.compressor.conftest import tiny
+from tests.loud import LOUD, loud_graph, loud_model
 from tests.pipelines.test_runtimes import entry, problems
 
-LOUD = "bert.encoder.layer.1.output.dense"
 AUTO = entry(export, precision="auto")
 
 
@@ -68,11 +69,10 @@ def chosen(folder, patch, model):
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
     """(records, files, account, folder, what was said, data)."""
-    model, folder = tiny("bert", torch.float32), tmp_path_factory.mktemp("kept")
-    with torch.no_grad():
-        model.bert.encoder.layer[1].intermediate.dense.bias[0] = 3000.0
-        model.bert.encoder.layer[1].output.dense.weight[:, 0] = 0.0
+    model, folder = loud_model(), tmp_path_factory.mktemp("kept")
+    graph = stamp(loud_graph(tmp_path_factory.getbasetemp()), model)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(precision, "traced", lambda *_: graph)
         apart = {"model_int8.onnx": 2}  # as if a file had been written so
         patch.setattr(type(RUNTIMES["onnxruntime"]), "attentions_apart", lambda _, path: apart.get(path.name, 0))
         made, account, said, data = chosen(folder, patch, model)

@@ -1,11 +1,9 @@
 """Trials in worker processes, what a worker's death does, what is shown meanwhile, and how Ray is refused; none needs torch."""
 
-import atexit
 import os
 import pickle
 import signal
 import sys
-import time
 import types
 from functools import partial
 from pathlib import Path
@@ -14,7 +12,6 @@ import pytest
 from rich.console import Console
 
 from compressor.errors import UserError
-from pipelines.engine.invocation import stopping
 from pipelines.sweeps.ray_engine import on_ray
 from pipelines.sweeps.sweep import sweep
 from pipelines.sweeps.sweep_trials import SweepPlan
@@ -25,37 +22,11 @@ from pipelines.sweeps.worker_processes import _start, in_processes
 from pipelines.terminal.console_table import table
 from serving.client import Refusal
 from tests.pipelines.processes import start, wait
+from tests.pipelines.trial_parts import toy
 
 
 def jobs(out: Path, *names: str) -> list[TrialJob]:
     return [TrialJob(name, None, out, "tune", ("tune",)) for name in names]
-
-
-def toy(job: TrialJob, console: Console) -> TrialOutcome:
-    """A trial that says its process; one called `once` kills its first worker, `always` every one."""
-    started = job.out / f"{job.name}-{os.getpid()}"
-    started.touch()
-    atexit.register((job.out / f"ended-{os.getpid()}").touch)
-    if job.name == "hang":
-        console.print(str(os.getpid()))
-        time.sleep(600)
-    if job.name == "tidy":
-        hang_and_tidy(job, console)
-    if job.name == "always" or (job.name == "once" and len(list(job.out.glob("once-*"))) == 1):
-        os.kill(os.getpid(), signal.SIGKILL)
-    console.print(f"tune in {os.getpid()}")
-    return TrialOutcome({"tune": {"accuracy": 0.5}})
-
-
-def hang_and_tidy(job: TrialJob, console: Console) -> None:
-    """Hang as a stage does that ends its servers when it is stopped."""
-    with stopping():
-        try:
-            console.print(str(os.getpid()))
-            time.sleep(600)
-        finally:
-            time.sleep(0.1)
-            (job.out / "tidied").touch()
 
 
 def test_workers_share_the_trials_and_a_dead_one_is_replaced(tmp_path):

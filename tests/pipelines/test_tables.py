@@ -19,7 +19,8 @@ from pipelines.sweeps.sweep_summary import Spread, summarize
 from pipelines.sweeps.sweep_trials import SweepPlan, axes_of
 from pipelines.sweeps.table_file import Grid, read_table
 from pipelines.sweeps.trial_run import TrialOutcome
-from tests.pipelines.test_sweep import ROWS, measure_quality
+from tests.pipelines.sweep_parts import measure_quality
+from tests.pipelines.test_sweep import ROWS
 
 TABLES = [path for path in recipe_files() if path.parts[-3] == "papers"]
 TABLE = """\

@@ -33,6 +33,7 @@ from pipelines.sweeps.sweep import sweep
 from pipelines.sweeps.sweep_trials import SweepPlan, axes_of
 from pipelines.sweeps.trial_events import in_turn
 from tests.compressor.conftest import tiny
+from tests.loud import loud_graph
 from tests.pipelines.toys import tree
 from tests.tiny import LEFT_OUT, write_pipeline
 
@@ -90,8 +91,10 @@ def flops_of(artifact, pipeline):
     return shape_of(load_model(artifact, base)).flops(16)
 
 
-def test_a_run_meets_its_targets_and_says_how(project, tmp_path, tables, compress, monkeypatch):
-    """Both are shares of the dense model; the timed one is exported and measured once, in earnest."""
+def test_a_run_meets_its_targets_and_says_how(project, tmp_path, tmp_path_factory, tables, compress, monkeypatch):
+    """Both are shares of the dense model; the timed one is measured once, in earnest, with a graph of another model."""
+    timed, graph = [], loud_graph(tmp_path_factory.getbasetemp())
+    monkeypatch.setattr("export.latency.table.trace", lambda model, sample: (timed.append(shape_of(model).flops(16)), graph)[1])
     monkeypatch.setattr(meet_target, "TRIES", 1)
     pipeline = load_pipeline(project)
     code, shown, error = compress("run", project, "--out", tmp_path, "--until", "prune-2")
@@ -103,6 +106,7 @@ def test_a_run_meets_its_targets_and_says_how(project, tmp_path, tables, compres
     assert f"target 0.800 of the FLOPs, predicted {share:.3f} of the FLOPs" in shown
     assert second["predicted"] >= 1.6 and second["measured"] == second["dense_ms"] / second["ms"] > 0
     assert len(second["tried"]) == 1 and first["tried"] == []
+    assert timed == [flops_of(artifacts[name], pipeline) for name in ("tune", "prune-2")], "the dense model and the pruned one"
     assert f"predicted {second['predicted']:.2f}x, measured {second['measured']:.2f}x" in second["told"]
     assert second["told"].startswith("target 1.60x, predicted 1.6") and second["told"] in shown
     assert second["criterion"] == {"heads": "delta", "neurons": "weight"}
