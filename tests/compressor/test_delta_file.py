@@ -32,8 +32,8 @@ from tests.tiny import write_model
 # --- the format ---
 
 
-def test_every_method_comes_back_bit_equal(pair, tmp_path):
-    method, architecture = pair
+def test_every_method_comes_back_bit_equal(pair_of_case, tmp_path):
+    method, architecture = pair_of_case
     model = tuned(tiny(architecture, torch.float32), method, THREE)
     path = tmp_path / "x.safetensors"
     if method.startswith("full"):

@@ -65,9 +65,9 @@ def test_merge_is_bit_equal(pair):
     assert has_inserts(model) != mergeable
 
 
-def test_checkpoint_reloads_bit_equal(pair, tmp_path):
+def test_checkpoint_reloads_bit_equal(pair_of_case, tmp_path):
     """Merged, with the adapters and prefixes that cannot be: such a folder must not load as a stock model without them."""
-    case, architecture = pair
+    case, architecture = pair_of_case
     model = merge_all(tuned(tiny(architecture, torch.float32), case, MODULES))
     before = logits(model)
     save_checkpoint(model, tmp_path, tmp_path)
@@ -251,8 +251,8 @@ def test_a_reparametrized_prefix_has_the_network_of_peft():
     assert ours == sum(parameter.numel() for parameter in theirs.parameters())
 
 
-def test_state_reloads_bit_equal(pair, tmp_path, monkeypatch):
-    case, architecture = pair
+def test_state_reloads_bit_equal(pair_of_case, tmp_path, monkeypatch):
+    case, architecture = pair_of_case
     model = tuned(tiny(architecture, torch.float32), case, MODULES)
     base = tiny(architecture, torch.float32)
     before = logits(model)

@@ -34,9 +34,9 @@ def gradients(model, narrow: str) -> torch.Tensor:
     return torch.cat([parameter.grad.flatten() for parameter in trained if parameter.grad is not None])
 
 
-def test_gradients_are_nearly_those_of_fp32(pair):
+def test_gradients_are_nearly_those_of_fp32(pair_of_case):
     """8 bits of a product are left of 24: the direction stays, and something is rounded."""
-    case, architecture = pair
+    case, architecture = pair_of_case
     model = tuned(tiny(architecture, torch.float32), case)
     exact, narrow = gradients(model, "fp32"), gradients(model, "bf16")
     assert torch.cosine_similarity(exact, narrow, dim=0) > 0.97

@@ -6,14 +6,13 @@ from dataclasses import replace
 
 import onnxruntime as ort
 import pytest
-from triton_parts import FACTS, KNOBS, NAME, TRITON, answers_of, write_classifier, write_served, write_tokenizer
+from triton_parts import FACTS, KNOBS, NAME, TRITON, QuickServer, answers_of, write_classifier, write_served, write_tokenizer
 
 from serving.backend_files import SHARED, copy_backend
 from serving.deployment.answers import write_answers
 from serving.deployment.target import Target
 from serving.deployment.triton_control import Control
 from serving.repository import write_repository
-from serving.server import EmbeddedServer
 
 TOKEN = "a-token-of-this-test-and-no-other"
 
@@ -61,7 +60,7 @@ def triton():
 
 @pytest.fixture(scope="session")
 def server(repository, tmp_path_factory, triton):
-    with EmbeddedServer(repository, log_path=tmp_path_factory.mktemp("log") / "triton.log") as running:
+    with QuickServer(repository, log_path=tmp_path_factory.mktemp("log") / "triton.log") as running:
         yield running
 
 
@@ -90,7 +89,7 @@ def published(tmp_path_factory):
 @pytest.fixture(scope="module")
 def control(published, tmp_path_factory, triton, request):
     log = tmp_path_factory.mktemp("log") / "triton.log"
-    with EmbeddedServer(published, log_path=log, token=TOKEN) as server:
+    with QuickServer(published, log_path=log, token=TOKEN) as server:
         yield Control.at(server.url, header=("Authorization", f"Bearer {TOKEN}"))
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from triton_parts import QuickServer
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
@@ -254,7 +255,7 @@ def test_other_users_read_no_text(server):
 def test_the_environment_opens_nothing(repository, tmp_path, monkeypatch):
     monkeypatch.setenv("AIP_MODE", "PREDICTION")
     monkeypatch.setenv("AIP_HTTP_PORT", "0")
-    with EmbeddedServer(repository, log_path=tmp_path / "log", models=()) as embedded:
+    with QuickServer(repository, log_path=tmp_path / "log", models=()) as embedded:
         assert {port for _, port in opened(embedded)} == set(embedded.ports.values())
 
 

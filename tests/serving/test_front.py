@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import jsonschema
 import numpy as np
 import pytest
-from triton_parts import FACTS, KNOBS, write_tagger
+from triton_parts import FACTS, KNOBS, QuickServer, write_tagger
 from tritonclient.utils import InferenceServerException
 
 pytest.importorskip("fastapi")
@@ -142,14 +142,13 @@ def ranking(tmp_path_factory, tokenizer_folder, triton):
 
     from serving.front.app import Settings, make_app
     from serving.repository import write_repository
-    from serving.server import EmbeddedServer
 
     folder = tmp_path_factory.mktemp("ranker")
     model = write_tagger(folder / "ranker.onnx", labels=1, pooled=True)
     options = {"facts": replace(FACTS, task="regression", labels=("score",), pair=True), "tokenizer_folder": tokenizer_folder}
     write_repository(folder / "repository", "ranker", model, interfaces=("text",), knobs=KNOBS, **options)
     with (
-        EmbeddedServer(folder / "repository", log_path=folder / "log") as server,
+        QuickServer(folder / "repository", log_path=folder / "log") as server,
         TestClient(make_app(Settings(f"127.0.0.1:{server.ports['grpc']}", keys=(KEY,)))) as client,
     ):
         yield client
@@ -371,10 +370,9 @@ def test_no_model_takes_texts(repository, tmp_path, triton):
     from starlette.testclient import TestClient
 
     from serving.front.app import Settings, make_app
-    from serving.server import EmbeddedServer
 
     with (
-        EmbeddedServer(repository, log_path=tmp_path / "log", models=["bare"]) as server,
+        QuickServer(repository, log_path=tmp_path / "log", models=["bare"]) as server,
         TestClient(make_app(Settings(f"127.0.0.1:{server.ports['grpc']}"))) as client,
     ):
         response = client.post("/predict", json={"texts": TEXTS})

@@ -8,7 +8,7 @@ import time
 
 import grpc
 import pytest
-from triton_parts import Clients
+from triton_parts import Clients, QuickServer
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
@@ -17,7 +17,6 @@ from pipelines.cli.work.serve_work import serve
 from serving.guard.model_control import SECRET_HEADER, read_token
 from serving.layout.knobs import Knobs
 from serving.repository import write_repository
-from serving.server import EmbeddedServer
 from serving.shared_memory import SHARED_MEMORY
 
 TOKEN = "a-token-of-sixteen-or-more"
@@ -29,7 +28,7 @@ def opened(tmp_path_factory, classifier, triton):
     """A server with model control, of a repository of its own."""
     folder = tmp_path_factory.mktemp("opened")
     write_repository(folder / "repository", "bare", classifier, knobs=Knobs(max_batch_size=0))
-    with EmbeddedServer(folder / "repository", log_path=folder / "log", token=TOKEN) as server:
+    with QuickServer(folder / "repository", log_path=folder / "log", token=TOKEN) as server:
         yield server
 
 

@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from triton_parts import POSITIONS, WORDS, write_served
+from triton_parts import POSITIONS, WORDS, QuickServer, write_served
 
 from compressor.errors import UserError
 from export.runtimes.sessions import run, session
@@ -31,7 +31,7 @@ def repository(model, tokenizer_folder, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(repository, tmp_path_factory, triton):
-    with EmbeddedServer(repository, log_path=tmp_path_factory.mktemp("log") / "triton.log") as running:
+    with QuickServer(repository, log_path=tmp_path_factory.mktemp("log") / "triton.log") as running:
         yield running
 
 

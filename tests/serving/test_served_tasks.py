@@ -3,12 +3,14 @@
 import copy
 import errno
 import json
+import shlex
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from triton_parts import KNOBS
+from triton_parts import KNOBS, QuickServer
 
 from compressor.compression import compression_of
 from compressor.errors import UserError
@@ -16,13 +18,15 @@ from compressor.models.hub import build, resolve
 from compressor.storage import delta_file
 from export.many.stacked_folder import stack_folder
 from export.runtimes.sessions import run, session
+from pipelines.cli.work.serve_work import request_of
+from pipelines.runs.served import Served
 from serving.client import Client
 from serving.deployment.target import LOCK, Target
 from serving.layout.text_outputs import TEXT_SUFFIX
+from serving.layout.version_file import VersionFacts
 from serving.predict import predict
 from serving.repository import read_config, write_config
-from serving.server import EmbeddedServer
-from serving.stacked_repository import write_many_tasks
+from serving.stacked_repository import text_limits, write_many_tasks
 from tests.compressor.conftest import tuned
 from tests.tiny import write_model
 
@@ -32,7 +36,7 @@ TASKS = {"reviews": ["bad", "good"], "topics": ["film", "plot", "scene"], "stars
 @pytest.fixture(scope="module")
 def stacked(tmp_path_factory):
     folder = tmp_path_factory.mktemp("many")
-    base, paths = resolve(str(write_model(folder / "base"))), []
+    base, paths = resolve(str(write_model(folder / "base", num_hidden_layers=1))), []
     for seed, (name, labels) in enumerate(TASKS.items()):
         model = tuned(build(base.folder, labels, seed), ("dsee", "lora", "bitfit")[seed])
         with torch.no_grad():
@@ -60,6 +64,16 @@ def test_another_set_of_tasks_is_another_version(stacked, tmp_path):
         write_many_tasks(tmp_path, "many", stacked, knobs=KNOBS)
     with pytest.raises(UserError, match=r"E779 .*not a folder of `compress delta stack`"):
         write_many_tasks(tmp_path, "new", tmp_path)
+    with pytest.raises(UserError, match=r"E113 max_length: 100 tokens, where the model has positions for 64\. Use at most 64"):
+        write_many_tasks(tmp_path, "new", stacked, max_length=100)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("length", [40, 1024, None])
+def test_a_model_without_a_table_of_positions_takes_the_length_that_is_given(tmp_path, length):
+    """By default 512 tokens, which bounds memory."""
+    limits = text_limits(write_model(tmp_path, "modernbert"), length)
+    assert limits["max_length"] == limits["positions"] == (length or 512)
 
 
 @pytest.mark.parametrize("before", [0, 1])
@@ -115,7 +129,7 @@ def test_one_writer_at_a_time(stacked, tmp_path):
 def server(stacked, tmp_path_factory, triton):
     folder = tmp_path_factory.mktemp("served")
     write_many_tasks(folder / "repository", "many", stacked, knobs=KNOBS)
-    with EmbeddedServer(folder / "repository", log_path=folder / "triton.log") as running:
+    with QuickServer(folder / "repository", log_path=folder / "triton.log") as running:
         yield running
 
 
@@ -159,6 +173,36 @@ def test_texts_are_answered_with_the_labels_of_their_task(client, server):
     pair = {**copy.copy(rows), "PAIR": np.array([[b"a scene"]] * 3, dtype=object)}
     assert abs(client.infer(f"many{TEXT_SUFFIX}", pair)["SCORE"] - answers["SCORE"]).max() > 1e-4
     assert predict(server.url, "many", [("good film", "a scene")], task="topics")[0].scores != alone.scores
+
+
+def test_the_command_that_compress_serve_shows_names_a_task(client, server):
+    for model in ("many", f"many{TEXT_SUFFIX}"):
+        command = shlex.split(request_of(model, server.url, Served(server.repository, Path())))
+        program, verb, url, name, text, option, task = command
+        assert (program, verb, name, option, task) == ("compress", "predict", model, "--task", "reviews")
+        assert predict(url, name, [text], task=task)[0].scores.keys() == set(TASKS["reviews"])
+
+
+@pytest.mark.parametrize(
+    ("facts", "command"),
+    [
+        ({"task": "classification"}, 'compress predict h:1 m "a text"'),
+        ({"task": "classification", "pair": True}, 'compress predict h:1 m "a text" --pair "a second text"'),
+        (
+            {"task": "choices", "pair": True},
+            """echo '{"text": "a text", "choices": ["a choice", "another"]}' | compress predict h:1 m --format jsonl""",
+        ),
+        (None, 'compress predict h:1 m "a text"'),
+    ],
+)
+def test_the_command_that_compress_serve_shows_has_what_the_model_takes(tmp_path, facts, command):
+    """Whatever the columns of the run's task: two of marked spans are one text."""
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "config.pbtxt").touch()
+    if facts is not None:
+        limits = {"max_length": 8, "positions": 8, "vocabulary": 9, "pad_id": 0, "labels": ()}
+        (tmp_path / "m" / "1" / "serving.json").write_text(VersionFacts(**facts, **limits).to_json())
+    assert request_of("m", "h:1", Served(tmp_path, Path())) == command
 
 
 def test_a_wrong_task_is_refused_by_name(client, server):

@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 from test_triton_client import statistics
 from tokenizers import Tokenizer
-from triton_parts import FACTS, LABELS, WORDS, write_tagger
+from triton_parts import FACTS, LABELS, WORDS, QuickServer, write_tagger
 
 from compressor.errors import UserError
 from serving.client import Client, Refusal
 from serving.layout.knobs import Knobs
 from serving.predict import predict
 from serving.repository import write_repository
-from serving.server import EmbeddedServer
 
 MODEL = "reviews-text"
 
@@ -118,7 +117,7 @@ def kinds(tmp_path_factory, tokenizer_folder, triton):
     write_repository(repository, "tags", write_tagger(folder / "tags.onnx", labels=3), facts=tags, **options)
     pooled = write_tagger(folder / "stars.onnx", labels=1, pooled=True)
     write_repository(repository, "stars", pooled, facts=stars, **options)
-    with EmbeddedServer(repository, log_path=folder / "triton.log") as running:
+    with QuickServer(repository, log_path=folder / "triton.log") as running:
         yield running
 
 

@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
+from triton_parts import QuickServer
 
 from compressor.checkpoint import save_checkpoint
 from export.generation.greedy import open_generator
 from export.standalone.folder import export_folder
 from serving.generator_repository import write_generator
-from serving.server import EmbeddedServer
 from tests.compressor.conftest import tiny
 from tests.compressor.test_heads import GENERATES
 
@@ -52,7 +52,7 @@ def write_writer(model, root, special, end, processor=None, **names):
 def serve_writer(exported, folder, **options):
     """A live server of an export."""
     write_generator(folder / "repository", NAME, *exported, threads=1, **options)
-    with EmbeddedServer(folder / "repository", log_path=folder / "triton.log") as running:
+    with QuickServer(folder / "repository", log_path=folder / "triton.log") as running:
         yield running
 
 

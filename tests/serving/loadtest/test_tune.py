@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from google.protobuf import text_format
-from triton_parts import FACTS, KNOBS
+from triton_parts import FACTS, KNOBS, QuickServer
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from compressor.errors import CheckError, UserError
@@ -259,6 +259,7 @@ def test_a_real_server_is_tuned(tmp_path, classifier, tokenizer_folder, triton, 
     monkeypatch.setattr(coarse_to_fine, "COARSE_ROUNDS", 1)
     monkeypatch.setattr(coarse_to_fine, "FINAL_ROUNDS", 1)
     monkeypatch.setattr(bench, "FEWEST", 1)
+    monkeypatch.setattr(bench, "EmbeddedServer", QuickServer)
     monkeypatch.setattr(trials, "LADDER", (1, 2))
     options = {"facts": FACTS, "tokenizer_folder": tokenizer_folder, "knobs": KNOBS}
     folder = write_repository(tmp_path / "repository", "reviews", classifier, **options)
