@@ -4,6 +4,7 @@ import gc
 import ipaddress
 import os
 import socket
+import sys
 from collections import defaultdict
 from functools import wraps
 
@@ -12,6 +13,9 @@ import pytest
 from tests.fast_rows import MANY, is_fast
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before anything imports the hub's client
+# a container's setting: every worker would compile all tests, and every process that a test starts the project, in each run
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 LAST = "test_whole_path.py"
 """It needs the run that test_faults.py makes: at the end its process need not wait for it."""
 REACHED: list[str] = []

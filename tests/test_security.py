@@ -46,6 +46,7 @@ def test_every_promise_names_tests_that_exist():
 
 MODULES = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 CALLS = {"eval", "exec", "compile", "__import__", "torch.load", "pickle.loads", "os.system", "os.popen", "runpy.run_path"}
+LAST = {name.rpartition(".")[2] for name in CALLS}
 LOADERS = {
     f"yaml.{name}" for name in ("unsafe_load", "full_load", "Loader", "UnsafeLoader", "FullLoader", "CLoader", "CFullLoader")
 }
@@ -61,9 +62,10 @@ def doors(source: str) -> list[str]:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
             found += [name for name in names if name.partition(".")[0] in MODULES]
         elif isinstance(node, ast.Attribute):
-            found += [ast.unparse(node)] if ast.unparse(node) in LOADERS else []
+            found += [ast.unparse(node)] if f"yaml.{node.attr}" in LOADERS and ast.unparse(node) in LOADERS else []
         elif isinstance(node, ast.Call):
-            found += [ast.unparse(node.func)] if ast.unparse(node.func) in CALLS else []
+            last = getattr(node.func, "attr", None) or getattr(node.func, "id", None)
+            found += [ast.unparse(node.func)] if last in LAST and ast.unparse(node.func) in CALLS else []
             given = {word.arg: word.value for word in node.keywords if word.arg in KEYWORDS}
             found += [
                 f"{name}={ast.unparse(value)}"
@@ -196,7 +198,7 @@ def speaks(source: str) -> bool:
     """Whether a module imports what talks to other machines."""
     tree = ast.parse(source)
     nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "needed"]
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and getattr(node.func, "id", None) == "needed"]
     names = [call.args[0].value for call in calls if isinstance(call.args[0], ast.Constant)]
     names += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]

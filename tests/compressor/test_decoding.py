@@ -6,9 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from nltk.translate.nist_score import corpus_nist
 from pydantic import ValidationError
-from rouge_score.rouge_scorer import RougeScorer
 from sacrebleu.metrics import BLEU, CHRF, TER
 from transformers import AutoModelForCausalLM
 
@@ -88,6 +86,8 @@ def test_rouge_counts_words_of_every_script(text, reference, shared):
 
 
 def test_rouge_of_ascii_texts_is_that_of_rouge_score():
+    from rouge_score.rouge_scorer import RougeScorer  # it loads nltk, in seconds
+
     texts = [GUIDE, TROOPS, "snake_case_words, 3.5% of the cats' Running!", "it's\tJUMPED_over\nthe_dogs 7"]
     for key, kind in (("rouge_1", "rouge1"), ("rouge_2", "rouge2"), ("rouge_l", "rougeL")):
         scorer = RougeScorer([kind], use_stemmer=True)
@@ -98,6 +98,8 @@ def test_rouge_of_ascii_texts_is_that_of_rouge_score():
 
 def test_figures_of_items_add_up_to_the_libraries_scores_of_a_corpus():
     """With unequal numbers of references, and a text that is empty."""
+    from nltk.translate.nist_score import corpus_nist
+
     texts, references = [*DOGS, "", TROOPS], [*DOG_REFERENCES, ["The man."], ACTIONS]
     streams = [[of[place] if place < len(of) else None for of in references] for place in range(3)]
     for key, metric in (("bleu", BLEU(force=True)), ("chrf", CHRF()), ("ter", TER())):

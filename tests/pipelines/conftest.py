@@ -1,7 +1,10 @@
 """A project of toys, and the command line in this process."""
 
+import functools
+
 import pytest
 
+from pipelines.check import estimate
 from pipelines.cli.commands import main
 from tests.pipelines import toys
 
@@ -11,6 +14,14 @@ def project(tmp_path, monkeypatch):
     """The path of a pipeline of toy stages."""
     toys.install(monkeypatch)
     return toys.write_project(tmp_path / "project")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_speed():
+    """Every `check` measures the speed of this machine for a quarter of a second: here the first one does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(estimate, "flops_a_second", functools.cache(estimate.flops_a_second))
+        yield
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from compressor.tasks.data import read_data
 from compressor.tasks.decoding.generate_texts import generate_texts
 from compressor.tasks.decoding.text_quality import score_texts
 from pipelines.file.config import load_pipeline
-from tests.tiny import write_data, write_model, write_prompts, write_sources
+from tests.tiny import WORDS, write_data, write_model, write_prompts, write_sources
 
 FAST = {"epochs": 6, "batch_size": 8, "learning_rate": 0.02}
 PROPETL = {"method": "propetl", "shared": "lora", "modules": "all", "rank": 8, "keep": 0.5, "mask_learning_rate": 0.02, **FAST}
@@ -81,10 +81,14 @@ def test_one_encoder_and_decoder_writes_the_answers_of_two_tasks(method, tmp_pat
         assert again["quality"]["accuracy"] > 0.6 and mood["quality"]["exact_match"] > 0.75, "a guess is right in half"
 
 
-def test_a_decoder_alone_learns_two_tasks(tmp_path, out, compress):
+def test_a_decoder_alone_learns_what_the_answers_of_two_tasks_look_like(tmp_path, out, compress):
+    """In three epochs; not yet which of them is right."""
     project = write_project(tmp_path, {**PROPETL, "epochs": 3}, "gpt2", "AutoModelForCausalLM")
     assert compress("run", project, "--out", out)[0] == 0
-    assert [row["metric"] for row in metadata_of(out)["tasks"]] == ["likelihood", "likelihood"]
+    metadata = metadata_of(out)
+    assert [row["metric"] for row in metadata["tasks"]] == ["likelihood", "likelihood"]
+    assert all(row["quality"]["likelihood"] > 2 / len(WORDS) for row in metadata["tasks"]), "a guess among all words has half"
+    assert metadata["losses"][-1]["loss"] < 0.5 * metadata["losses"][0]["loss"]
     loaded = compressor.load(tmp_path / "model", delta=out / "many" / "tasks" / "mood.safetensors")
     assert type(loaded).__name__ == "GPT2LMHeadModel"
 
