@@ -352,8 +352,8 @@ def two_processes(request, tmp_path_factory) -> Path:
     rows = [item.callspec.params if hasattr(item, "callspec") else {"case": MANY} for item in asking]
     cases = dict.fromkeys(row.get("case") or row["what"] for row in rows)
     out = tmp_path_factory.mktemp("gloo")
-    command = [sys.executable, "-m", "tests.compressor.training_parts", str(out), *cases]
-    done = subprocess.run(command, capture_output=True, text=True)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run([*command, "-m", "tests.compressor.training_parts", str(out), *cases], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return out
 

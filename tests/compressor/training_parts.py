@@ -1,21 +1,14 @@
-"""What the training tests run in this process and, as a program, in two: `python -m tests.compressor.training_parts OUT`.
-
-The program imports everything once, and forks before anything computes: that is twice as fast as two programs of torchrun.
-"""
+"""What the training tests run in this process and, as a program, in two: `python -m tests.compressor.training_parts OUT`."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import gc
-import multiprocessing
-import os
-import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from multiprocessing.connection import wait
 from pathlib import Path
 
 import numpy as np
@@ -226,6 +219,7 @@ OTHERS = {
 
 
 def main(out: Path, cases: list[str]) -> None:
+    gc.freeze()  # Trainer collects garbage at every start
     for case in cases:
         work = out / "work" / case
         moved = OTHERS[case](work, batch_size=16) if case in OTHERS else one_process(case, work, batch_size=16)
@@ -234,30 +228,5 @@ def main(out: Path, cases: list[str]) -> None:
     torch.distributed.destroy_process_group()  # or gloo's threads abort the process at its end
 
 
-def as_rank(rank: int, out: Path, cases: list[str]) -> None:
-    """`main` as one of the processes, with one thread as torchrun gives it."""
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-    torch.set_num_threads(1)
-    main(out, cases)
-
-
-def in_two_processes(out: Path, cases: list[str]) -> bool:
-    """`main` in two forks of this process, with the variables of torchrun; whether one failed, which ends the other."""
-    gc.freeze()  # Trainer collects garbage at every start
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-    os.environ |= {**place, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    ranks = [multiprocessing.get_context("fork").Process(target=as_rank, args=(rank, out, cases)) for rank in range(2)]
-    for rank in ranks:
-        rank.start()
-    while running := [rank for rank in ranks if rank.is_alive()]:
-        wait([rank.sentinel for rank in running])
-        if any(rank.exitcode for rank in ranks):
-            for rank in running:
-                rank.kill()
-    return any(rank.exitcode for rank in ranks)
-
-
 if __name__ == "__main__":
-    sys.exit(in_two_processes(Path(sys.argv[1]), sys.argv[2:]))
+    main(Path(sys.argv[1]), sys.argv[2:])
