@@ -213,10 +213,10 @@ EVERYTHING = [
     {"merge": None},
     {"export": {"precision": ["fp32", "int8"]}},
     {"deploy": {"name": "tiny"}},
-    {"benchmark": {"batch": [1, 2], "length": [16], "rounds": 6, "real_lengths": False, "profile": True}},
+    {"benchmark": {"batch": [1, 2], "length": [16], "rounds": 6, "profile": True}},
     {"report": None},
 ]  # fmt: skip
-"""The quickstart's shape, in seconds; passes over rows of their own lengths are in the slow tests that generate and tag."""
+"""The quickstart's shape, in seconds."""
 LEFT_OUT = {"recover": {"control": False}, "benchmark": {"real_lengths": False, "machine_limits": False, "profile": False}}
 STAGES = [
     {name: {**keys, **LEFT_OUT[name]} if name in LEFT_OUT else keys for name, keys in stage.items()} for stage in EVERYTHING
