@@ -15,7 +15,7 @@ from compressor.models.architectures import row_of
 from compressor.models.hub import TEXT2TEXT, config_of, end_id
 from compressor.models.special_tokens import padding_id, start_id, tokenizer_of
 from compressor.tasks import TaskConfig
-from compressor.tasks.decoding.prompt_items import PromptItem, check_positions, items_of, prompt_tokens
+from compressor.tasks.decoding.prompt_items import PromptItem, check_positions, items_of, prompt_length, prompt_tokens
 from compressor.tasks.features import (
     DECODER_IDS,
     batches,
@@ -69,9 +69,9 @@ class TokenRows:
         if not self.kind.generates:
             return model_rows(self.tokens)
         if not self.kind.continues:
-            sources = ({name: row[name] for name in ("input_ids", "attention_mask")} for row in self.tokens)
-            return [{**source, DECODER_IDS: row[DECODER_IDS][:1]} for source, row in zip(sources, self.tokens, strict=True)]
-        ends = np.argmax(self.labels != IGNORED, axis=1) + 1
+            read = ("input_ids", "attention_mask")
+            return [{**{key: row[key] for key in read}, DECODER_IDS: row[DECODER_IDS][:1]} for row in self.tokens]
+        ends = map(prompt_length, self.labels)
         return [{key: values[:end] for key, values in row.items()} for row, end in zip(self.tokens, ends, strict=True)]
 
     def sample(self, count: int) -> TokenRows:

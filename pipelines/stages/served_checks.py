@@ -27,6 +27,7 @@ from serving.backends.cpu_threads import threads_each
 from serving.backends.sub_batches import sub_batches
 from serving.client import Client
 from serving.clients.text_bytes import Text
+from serving.deployment.triton_control import LONG_SECONDS
 from serving.layout.knobs import Knobs, batch_tokens, instances, streams
 from serving.layout.text_outputs import LOGITS
 from serving.predict import predictor
@@ -36,8 +37,6 @@ MOST = 32
 """Rows of a request in a comparison, at most."""
 ALONE = 32
 """Texts that are also sent one by one."""
-ANSWER_SECONDS = 600.0
-"""How long a response may take: a slow processor computes MOST long rows in minutes."""
 HALF = ("fp16", "bf16")
 """Precisions with a bound of their own on a GPU."""
 
@@ -103,7 +102,7 @@ def compare_served(
     local, results = partial(run, opened), []
     with (
         EmbeddedServer(served.repository, log_path=workspace.log_folder / "triton.log") as server,
-        Client(server.url, seconds=ANSWER_SECONDS) as client,
+        Client(server.url, seconds=LONG_SECONDS) as client,
     ):
         for interface in served.interfaces:
             result = COMPARISONS[interface](served, local, client, places, task, data, workspace)

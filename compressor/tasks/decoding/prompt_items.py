@@ -54,7 +54,12 @@ def prompt_tokens(tokens: Sequence[dict[str, list[int]]], labels: np.ndarray, it
     rows = [item.row for item in items]
     if tokens and DECODER_IDS in tokens[0]:
         return [tokens[row]["input_ids"] for row in rows]
-    return [tokens[row]["input_ids"][: int(np.argmax(labels[row] != IGNORED)) + 1] for row in rows]
+    return [tokens[row]["input_ids"][: prompt_length(labels[row])] for row in rows]
+
+
+def prompt_length(labels: np.ndarray) -> int:
+    """Tokens of the prompt of a row with these labels (length,): those up to the first that has a label."""
+    return int(np.argmax(labels != IGNORED)) + 1
 
 
 def check_positions(prompts: Sequence[list[int]], config: DecodeConfig, most: int | None, path: Path) -> None:
