@@ -115,9 +115,14 @@ def digits_of(low: float, high: float, least: int = 1) -> int:
     return next(shown, least + 3)
 
 
+def digits_of_points(low: float, high: float) -> int:
+    """`digits_of` a difference that is printed in points."""
+    return digits_of(100 * low, 100 * high)
+
+
 def points_between(low: float, high: float, unit: str = "") -> str:
     """An interval of a difference: (-0.0174, 0.0012) -> '−1.7 to +0.1'."""
-    digits = digits_of(100 * low, 100 * high)
+    digits = digits_of_points(low, high)
     return f"{points(low, '', digits)} to {points(high, unit, digits)}"
 
 

@@ -10,7 +10,7 @@ from export.runtimes.runtime_registry import RUNTIMES
 from pipelines.reporting.candidates import Record, find, p50, timing
 from pipelines.reporting.format import (
     Speed,
-    digits_of,
+    digits_of_points,
     factor,
     faster,
     giga,
@@ -152,7 +152,7 @@ def quality_row(roles: dict[str, Record], metric: Metric) -> Record:
     low, high = roles["compressed"]["difference_interval"]
 
     def change(before: float, after: float) -> str:
-        return points(after - before, digits=digits_of(100 * low, 100 * high))
+        return points(after - before, digits=digits_of_points(low, high))
 
     title = f"{metric.name} ({'' if metric.unit else '× 100, '}95 % interval)"
     row = comparison_row(roles, title, lambda record: record["quality"][metric.key], str, change)
@@ -171,7 +171,7 @@ def change_of(difference: float, metric: Metric, low: float = 0.0, high: float =
     """A difference of a metric, with the digits that its interval needs: in points, but of texts as their metric is printed,
     '+0.30' of NIST."""
     if not metric.of_texts:
-        return points(difference, digits=digits_of(100 * low, 100 * high))
+        return points(difference, digits=digits_of_points(low, high))
     return signed(metric.scale * difference, 1 if metric.scale > 1 else 2)
 
 

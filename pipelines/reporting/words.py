@@ -9,7 +9,7 @@ from export.runtimes.runtime_registry import RUNNABLE, RUNTIMES
 from pipelines.reporting.candidates import Record, find, p50
 from pipelines.reporting.format import (
     GAIN,
-    digits_of,
+    digits_of_points,
     factor,
     faster,
     giga,
@@ -126,7 +126,7 @@ def notes(
     low, high = compressed["difference_interval"]
     change = compressed["quality"][metric.key] - dense["quality"][metric.key]
     lines = [
-        f"{sentence(metric.name)} changes by {points(change, digits=digits_of(100 * low, 100 * high))} (95 % interval "
+        f"{sentence(metric.name)} changes by {points(change, digits=digits_of_points(low, high))} (95 % interval "
         f"{points_between(low, high, ' points')}, paired over the same {compressed['quality']['rows']:,} rows): "
         f"{verdict(low, high)}.",
         *control_note(control, compressed, metric),

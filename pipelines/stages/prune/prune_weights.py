@@ -16,7 +16,7 @@ from compressor.models.modules import MODULES, Modules
 from compressor.pruning_criteria import LOSS_POWER, UNSTRUCTURED, Hides, NofM, Pattern, WeightCriterion, require_rows_used
 from pipelines.engine.stage import Entry, Problem
 from pipelines.file import limits
-from pipelines.stages.prune.uneven_layers import check_steps
+from pipelines.stages.prune.uneven_layers import check_pattern_fits
 
 Share = Annotated[StrictFloat, Field(gt=0, lt=1)]
 
@@ -161,7 +161,7 @@ def plan(item: WeightsItem, plan: Plan) -> Plan:
     places = [f"{name} {names[:number].count(name)}" for number, name in enumerate(names)]
     if item.nm:
         for name, _, columns in matrices:
-            check_steps(name, item.nm, plan)
+            check_pattern_fits(name, item.nm, plan)
             check_width(name, columns, item.nm)
         gone = item.nm.run - item.nm.keep
         parts = [(frozenset([place]), size * gone // item.nm.run) for place, size in zip(places, sizes, strict=True)]

@@ -54,7 +54,7 @@ def steps_of_search(structures: Iterable[str], shape: ModelShape, tile: int) -> 
     return {name: math.gcd(*counts, *steps.get(name, [1])) for name, counts in units.items()}
 
 
-def check_steps(name: str, pattern: NofM, plan: Plan) -> None:
+def check_pattern_fits(name: str, pattern: NofM, plan: Plan) -> None:
     """Raise UserError E505 where the inputs of the matrices `name` may be no multiple of a pattern's run in some layer."""
     structure = next((key for key in plan.steps if STRUCTURES[key].columns == name), None)
     if structure is None:
