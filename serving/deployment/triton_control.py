@@ -152,6 +152,9 @@ class Control:
                 connection.close()
         except ssl.SSLError as error:
             raise tls_error(str(error), self.where) from error
+        except TimeoutError as error:
+            what = f"the Triton server does not answer within {seconds:g} s"
+            raise UserError("E712", what, "See the server's log, or start one: compress serve RUN", self.where) from error
         except (OSError, http.client.HTTPException) as error:
             raise UserError(
                 "E712", f"no Triton server responds ({error})", "Start one: compress serve RUN", self.where

@@ -159,6 +159,14 @@ def test_no_server(make_run, target):
         deploy(make_run(0), target, Control.at(f"127.0.0.1:{port}"), Options("run"))
 
 
+def test_a_server_that_does_not_answer_in_time(monkeypatch):
+    monkeypatch.setattr("serving.deployment.triton_control.LONG_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # connections wait in its queue
+        control = Control.at(f"127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(UserError, match=r"E712 .*does not answer within 0\.2 s"):
+            control.infer(NAME, [])
+
+
 class Ending(BaseHTTPRequestHandler):
     """A Triton that loads every model but `last`: with that one it ends."""
 
