@@ -36,7 +36,8 @@ def padding_id(config: PretrainedConfig, folder: Path) -> int:
 
 def start_id(config: PretrainedConfig, pad_id: int) -> int:
     """The id that the inputs of a decoder behind an encoder begin with: the config's own, else that of padding, as in T5."""
-    return pad_id if config.decoder_start_token_id is None else config.decoder_start_token_id
+    start = getattr(config, "decoder_start_token_id", None)  # a config has this key only where its file names it
+    return pad_id if start is None else start
 
 
 def end_id_of(model: nn.Module) -> int | None:

@@ -22,7 +22,8 @@ from compressor.deltas.sources import Masked
 from compressor.errors import UserError, UserErrors
 from compressor.methods import Options, apply
 from compressor.models.anatomy import layers_of
-from compressor.models.hub import GENERATES, TEXT2TEXT, build, head_names, resolve, weightless_model
+from compressor.models.hub import GENERATES, TEXT2TEXT, build, config_of, head_names, resolve, weightless_model
+from compressor.models.special_tokens import start_id
 from compressor.pruning.block_passes import BlockPasses
 from compressor.pruning.scores import reconstruction_scores
 from compressor.pruning.surgery import Removal, remove
@@ -221,6 +222,23 @@ def test_encoder_and_decoder_share_one_prototype(case):
 
 
 # --- files ---
+
+
+def test_a_head_that_is_stored_twice_with_equal_values_is_one(tmp_path):
+    base = write_model(tmp_path, "t5", auto="AutoModelForSeq2SeqLM")
+    tensors = load_file(base / "model.safetensors")
+    save_file({**tensors, "lm_head.weight": tensors["shared.weight"].clone()}, base / "model.safetensors", {"format": "pt"})
+    assert shape_of(weightless_model(base, [], TEXT2TEXT)) == shape_of(build(base, [], 3, TEXT2TEXT))
+
+
+@pytest.mark.parametrize("start", [None, 5])
+def test_a_target_begins_as_the_config_says_else_with_padding(start, tmp_path):
+    """Neither is written by a T5Config of transformers 5 that names no start."""
+    base = write_model(tmp_path, "t5", auto="AutoModelForSeq2SeqLM", pad_token_id=1)
+    keys = json.loads((base / "config.json").read_text())
+    del keys["decoder_start_token_id"]
+    (base / "config.json").write_text(json.dumps(keys | ({"decoder_start_token_id": start} if start else {})))
+    assert start_id(config_of(base), 1) == (start or 1)
 
 
 @pytest.mark.parametrize("architecture", ["t5", "t5-gated"])
