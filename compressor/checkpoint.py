@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -40,6 +40,7 @@ from compressor.models.hub import (
     task_head,
 )
 from compressor.models.row_file import row_entry, row_in, use_stored_row
+from compressor.models.tied import untie
 from compressor.pruning.sizes import per_layer_configs
 from compressor.pruning.surgery import kept_of, restore_kept
 from compressor.storage.changes import describe_changes, match_type, restore, restore_masks
@@ -272,7 +273,7 @@ def _load_checkpoint(folder: Path) -> nn.Module:
         changes = read_json(inserts) if inserts.is_file() else None
         with reading_by_library(f"has a {CONFIG} from which no model can be built", DAMAGED), torch.device("meta"):
             model = _on_meta(folder)
-            _untie(model, tensors)
+            untie(model, tensors)
     expected = set(_plain_weights(model))
     if set(tensors) != expected:
         odd = sorted(set(tensors) ^ expected)[:3]
@@ -317,18 +318,6 @@ def _sizes_damaged() -> Iterator[None]:
         yield
     except UserError as error:
         raise Damage(f"has sizes that its base does not allow ({error.what})", DAMAGED) from None
-
-
-def _untie(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Untie a parameter from its source where the file stores both.
-
-    transformers ties the head of every T5 to its embeddings, whatever the config sets: Flan-T5's is another matrix.
-    """
-    for name, source in list(model.all_tied_weights_keys.items()):
-        if name in tensors and source in tensors:
-            owner, _, leaf = name.rpartition(".")
-            setattr(model.get_submodule(owner), leaf, nn.Parameter(model.get_parameter(name).clone()))
-            del model.all_tied_weights_keys[name]
 
 
 def _refill_buffers(model: nn.Module, folder: Path) -> None:

@@ -24,6 +24,7 @@ from compressor.models.files.weight_files import FLOATS, INDEX, WEIGHTS, StoredT
 from compressor.models.row_file import row_digest, row_entry, row_in
 from compressor.models.special_tokens import padding_id
 from compressor.models.tasks_table import HEAD_TASKS, task_of_class
+from compressor.models.tied import stored_apart, untie
 from compressor.run_store import is_run, last_model
 from compressor.text_files import from_home, written_as_path
 
@@ -267,9 +268,11 @@ def weightless_model(folder: Path, label_names: list[str], auto_class: str = SEQ
     with door("E304", "the folder", str(folder)):
         with reading_by_library("has a config.json from which no model can be built"), torch.device("meta"):
             model = getattr(transformers, auto_class).from_config(config, trust_remote_code=False)
+        stored = stored_tensors(folder) if any((folder / name).is_file() for name in (WEIGHTS, INDEX)) else None
+        untie(model, stored_apart(model, folder, stored or {}))
         compression_of(model).head_parameters = task_head(model)
-        if any((folder / name).is_file() for name in (WEIGHTS, INDEX)):
-            check_shapes(model, stored_tensors(folder))
+        if stored is not None:
+            check_shapes(model, stored)
     return model
 
 

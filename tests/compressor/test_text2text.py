@@ -10,6 +10,7 @@ import pytest
 import torch
 from peft.utils import CONFIG_NAME
 from pydantic import ValidationError
+from safetensors.torch import load_file, save_file
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForSeq2SeqLM
@@ -256,6 +257,7 @@ def test_a_pruned_and_tuned_model_lives_on_disk(architecture, tmp_path):
     assert model.compression.head_origin == "own" and tied == (model.lm_head.weight is model.shared.weight)
     shape = shape_of(model)
     assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert shape_of(weightless_model(base, [], TEXT2TEXT)) == shape
     ids = torch.full((2, 7), 4)
     math = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
     with FlopCounterMode(display=False) as counter, torch.no_grad(), math:
