@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PretrainedConfig
 
+PROBES = ("a Good film", "a  good film ", "caf\u00e9", "\ufb01lm", "\uff46ilm", "film\u2026", "good\u00a0film", "\u4e2d\u6587")
+"""Texts on which normalizers differ: capitals, white space, accents, ligatures, full-width letters, dots, Chinese."""
+
 
 def padding_id(config: PretrainedConfig, folder: Path) -> int:
     """The id that pads input_ids, in training and wherever the model runs: the config's own, else the tokenizer's padding
@@ -48,10 +51,32 @@ def end_id_of(model: nn.Module) -> int | None:
 
 
 def tokenizer_of(folder: Path):
-    """The fast tokenizer stored in `folder`, from local files only; no code of the folder runs. Raises UserError E304."""
-    from transformers import AutoTokenizer
+    """The fast tokenizer stored in `folder`, from local files only; no code of the folder runs. Raises UserError E304.
+
+    It reads texts as its tokenizer.json says, which is all that a server has of it. Most classes of transformers 5 take only
+    the vocabulary from that file and normalize and split texts in their own way; what they say of special tokens holds.
+    """
+    from tokenizers import Tokenizer
 
     with door("E304", "the folder", str(folder)), reading_by_library("has a tokenizer that transformers cannot use"):
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        tokenizer = _stock_tokenizer(folder)
+        stored = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        tokenizer._tokenizer = stored
+        for name, token in tokenizer.special_tokens_map.items():
+            if isinstance(token, str) and stored.token_to_id(token) is None:  # of the class; no text has it
+                setattr(tokenizer, name, None)
         tokenizer(*TRIAL, verbose=False)  # a key of another type than it must have is read here first
     return tokenizer
+
+
+def _stock_tokenizer(folder: Path):
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+
+def reads_otherwise(folder: Path) -> str | None:
+    """A short text that transformers' AutoTokenizer of `folder` reads otherwise than its tokenizer.json; None if there is none
+    of the PROBES. Raises UserError E304."""
+    ours, stock = tokenizer_of(folder), _stock_tokenizer(folder)
+    return next((text for text in PROBES if ours(text)["input_ids"] != stock(text)["input_ids"]), None)

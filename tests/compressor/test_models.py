@@ -5,7 +5,8 @@ import sys
 
 import pytest
 import torch
-from transformers import AutoConfig
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from transformers import AutoConfig, AutoTokenizer
 
 from compressor import load
 from compressor.checkpoint import save_checkpoint, save_state
@@ -15,7 +16,7 @@ from compressor.errors import UserError
 from compressor.methods import Options, apply
 from compressor.models.anatomy import layers_of
 from compressor.models.hub import build, head_names, resolve, weightless_model
-from compressor.models.special_tokens import padding_id
+from compressor.models.special_tokens import PROBES, padding_id, reads_otherwise, tokenizer_of
 from compressor.pruning.surgery import Removal, remove
 from tests.compressor.conftest import tiny
 from tests.tiny import write_model, write_tokenizer
@@ -172,6 +173,49 @@ def test_a_head_in_shards_is_found(tmp_path):
     tiny("bert", torch.float32).save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     assert compression_of(build(tmp_path, ["a", "b"])).head_origin == "replaced"
+
+
+def cased_bert() -> tuple[Tokenizer, dict[str, str]]:
+    """As a cased BERT without tokenizer_config.json: transformers 5 makes lower case of all texts."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "Good", "good", "film"]
+    tokenizer = Tokenizer(models.WordPiece({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    frame = [(word, words.index(word)) for word in ("[CLS]", "[SEP]")]
+    tokenizer.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", special_tokens=frame)
+    return tokenizer, {}
+
+
+def deberta_of_transformers_4() -> tuple[Tokenizer, dict[str, str]]:
+    """A Unigram with NFKC, which transformers 5 replaces by NFC, for its DebertaV2Tokenizer."""
+    words = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]", "\u2581", "\u2581good", "\u2581film"]
+    tokenizer = Tokenizer(models.Unigram([(word, -float(index)) for index, word in enumerate(words)], unk_id=3))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Strip(), normalizers.NFKC()])
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    frame = [(word, words.index(word)) for word in ("[CLS]", "[SEP]")]
+    tokenizer.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", special_tokens=frame)
+    return tokenizer, {"tokenizer_class": "DebertaV2Tokenizer"}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "make", "text"),
+    [("bert", cased_bert, "Good film"), ("deberta-v2", deberta_of_transformers_4, "good \ufb01lm")],
+)
+def test_texts_are_read_as_the_file_that_is_served_says(model_type, make, text, tmp_path):
+    folder = write_model(tmp_path / model_type, model_type)
+    stored, config = make()
+    stored.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    ours, stock = tokenizer_of(folder), AutoTokenizer.from_pretrained(folder)
+    assert ours(text)["input_ids"] == stored.encode(text).ids != stock(text)["input_ids"]
+    assert reads_otherwise(folder) in PROBES
+    assert (ours.pad_token_id, ours.sep_token_id) == (stored.token_to_id("[PAD]"), stored.token_to_id("[SEP]"))
+    # the class's mask token is none of a BERT's file
+    assert ours.mask_token_id == stored.token_to_id("[MASK]")
+
+
+def test_a_tokenizer_that_is_read_alike_everywhere(tmp_path):
+    assert reads_otherwise(write_model(tmp_path)) is None
 
 
 def test_what_pads_is_said_in_one_place(tmp_path):
