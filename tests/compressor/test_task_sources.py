@@ -11,6 +11,7 @@ import sys
 import types
 from pathlib import Path
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
@@ -64,6 +65,13 @@ def test_times_in_nanoseconds_are_text(arrow, write):
     """As pandas writes them."""
     path = write({**ROWS, "when": arrow.array([1, None], arrow.timestamp("ns"))})
     assert [row["when"] for _, row in read_rows(path)] == ["1970-01-01 00:00:00.000000001", None]
+
+
+@pytest.mark.parametrize("kind", ["float16", "float32", "float64"])
+def test_numbers_of_single_precision_get_no_further_digits(arrow, write, kind):
+    """A target of kind text2text is the number's text."""
+    path = write({**ROWS, "label": arrow.array([3.8, None], getattr(arrow, kind)())})
+    assert [row["label"] for _, row in read_rows(path)] == [3.8, None]
 
 
 def test_lists_in_parquet_are_words_and_tags(write):
@@ -268,6 +276,13 @@ def test_a_class_is_a_target_as_its_number(hub, tmp_path):
     hub.answer = Rows([{"text": "x", "label": 1}, {"text": "y", "label": 0}], label=ClassLabel())
     path = fetch(parse("hub:owner/name:rte/train", tmp_path))
     assert read(path, kind="text2text", text="text", label="label").train.labels == ["1", "0"]
+
+
+def test_a_number_of_single_precision_is_the_one_that_was_meant(hub, tmp_path):
+    """As the scores of `{glue: stsb, kind: text2text}`."""
+    hub.answer = Rows([{"text": "x", "label": float(np.float32(3.8))}], label=types.SimpleNamespace(dtype="float32"))
+    path = fetch(parse("hub:owner/name:stsb/train", tmp_path))
+    assert read(path, kind="text2text", text="text", label="label").train.labels == ["3.8"]
 
 
 def test_bytes_of_a_data_set_are_text_or_missing(hub, tmp_path):

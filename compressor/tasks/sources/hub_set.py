@@ -20,11 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from compressor.digests import Mark, mark_of, settled
 from compressor.errors import UserError
 from compressor.tasks.sources import needed
 from compressor.tasks.sources.content import DATA, WHERE_PATHS_BEGIN
-from compressor.tasks.sources.parquet_rows import text_of
+from compressor.tasks.sources.parquet_rows import shortest, text_of
 from compressor.text_files import from_home, in_units, written_as_path
 
 HUB = "hub:"
@@ -115,13 +117,16 @@ def _marks(wanted: HubSplit) -> dict[Path, Mark]:
 
 def _plain_rows(rows: Any, features: Any, datasets: Any, wanted: HubSplit) -> Iterator[dict[str, Any]]:
     """Up to `rows` rows. A class is its number, so that class 1 stays the positive one; -1, which marks a hidden label, is
-    missing."""
+    missing. A number in single precision, as STS-B's scores, is the one that was meant."""
     classes = [name for name in features if type(features[name]).__name__ == "ClassLabel"]
+    kinds = {"float16": np.float16, "float32": np.float32}
+    single = {name: kinds[kind] for name in features if (kind := getattr(features[name], "dtype", None)) in kinds}
     with _reachable(datasets, wanted):
         for number, row in enumerate(rows):
             if number == wanted.rows:
                 return
-            yield row | {name: None for name in classes if row.get(name) == -1}
+            numbers = {name: shortest(row.get(name), kind) for name, kind in single.items()}
+            yield row | numbers | {name: None for name in classes if row.get(name) == -1}
 
 
 def _write(rows: Iterator[dict[str, Any]], wanted: HubSplit, say: Say) -> None:

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from compressor.errors import UserError
 from compressor.tasks.listing import require_distinct
 from compressor.tasks.sources import needed
@@ -91,7 +93,15 @@ def _cells(arrow: Any, column: Any, first: int, path: Path) -> list[Any]:
     except UnicodeDecodeError:
         row = first + next(number for number in range(len(column)) if not _decodes(column[number]))
         raise UserError("E203", "not UTF-8", "Write the column as text in UTF-8", f"{path}:{row}") from None
+    if arrow.types.is_float32(column.type) or arrow.types.is_float16(column.type):
+        return [shortest(value, np.float32 if arrow.types.is_float32(column.type) else np.float16) for value in values]
     return [_plain(value) for value in values]
+
+
+def shortest(value: float | None, kind: type[np.floating]) -> float | None:
+    """A number of single or half precision (`kind`) without the digits that it has in double precision alone: 3.8, not
+    3.7999999."""
+    return None if value is None else float(str(kind(value)))
 
 
 def _decodes(cell: Any) -> bool:
