@@ -279,13 +279,17 @@ def test_a_prompt_is_read_as_kind_generation_trains(modules, stripped, ids):
     assert backend.ids_of("Answer:\n", 1) == ids
 
 
-def test_each_prompt_is_proved_once(tmp_path):
-    """A prompt with several targets has a row for each."""
-    rows = [{"prompt": prompt, "target": ["a", "b"]} for prompt in ("w5", "w6")]
+def test_each_prompt_that_leaves_room_is_proved_once(tmp_path):
+    """A prompt with several targets has a row for each. A model with rotary positions is trained on any length, and a server
+    generates within max_position_embeddings."""
+    rows = [{"prompt": prompt, "target": ["a", "b"]} for prompt in ("w5 w5 w5", "w5", "w6 w6", "w6")]
     for name in ("train", "validation"):
         (tmp_path / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     files = {name: tmp_path / f"{name}.jsonl" for name in ("train", "validation")}
-    assert prompts_of(TaskConfig(kind="generation", text="prompt", label="target", **files)) == ["w5", "w6"]
+    task = TaskConfig(kind="generation", text="prompt", label="target", **files)
+    assert prompts_of(task, lambda prompt: 2 - len(prompt.split())) == [("w5", 1), ("w6", 1)]
+    with pytest.raises(UserError, match=r"E113 .*validation\.jsonl: every validation prompt fills all positions"):
+        prompts_of(task, lambda prompt: 0)
 
 
 def test_a_pruned_model_is_served_by_a_process_that_has_loaded_none(tmp_path):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from compressor.errors import CheckError
+from compressor.errors import CheckError, UserError
 from compressor.tasks import TaskConfig
 from compressor.tasks.data import Data, task_tokenizer
 from compressor.tasks.reading import read_task
@@ -50,14 +52,14 @@ def compare_streamed(
 ) -> list[Answer]:
     """What a live server generates after validation prompts, which must be what a local session does.
 
-    Raises CheckError E610, UserError E7xx."""
+    Raises CheckError E610, UserError E113, E7xx."""
     generation, source = facts_of(exported)["generation"], source_of(inputs.task)
     facts = vars(version_facts(generation, inputs.base.folder, precision, source))
     tokenizer = tokenizer_of_prompts(inputs.base.folder)
     live, answers = open_live(exported, precision, threads=inputs.threads), []
     with EmbeddedServer(repository, log_path=log) as server:
-        for prompt in prompts_of(inputs.task):
-            most = min(TOKENS, room_behind(prompt, tokenizer, facts))
+        for prompt, room in prompts_of(inputs.task, lambda prompt: room_behind(prompt, tokenizer, facts)):
+            most = min(TOKENS, room)
             expected = local_text(live, tokenizer, prompt, facts, most)
             answer = served_answer(Control.at(server.url), f"{name}{TEXT_SUFFIX}", prompt, most)
             (given,) = answer.outputs[0]["data"]
@@ -74,10 +76,15 @@ def source_of(task: TaskConfig) -> Source | None:
     return None if kind_of(task.kind).continues else Source(task.max_length, task.prefix or "")
 
 
-def prompts_of(task: TaskConfig) -> list[str]:
-    """The first validation prompts, each once, or sources without their prefix, which the server puts before them."""
+def prompts_of(task: TaskConfig, room: Callable[[str], int]) -> list[tuple[str, int]]:
+    """The first validation prompts that leave room for a token, each once, with that room in tokens; sources without their
+    prefix, which the server puts before them. Raises UserError E113 where each fills all positions."""
     prompts = dict.fromkeys(prompt.removeprefix(task.prefix or "") for (prompt,) in read_task(task).validation.texts)
-    return list(prompts)[:PROMPTS]
+    found = list(islice(((prompt, left) for prompt in prompts if (left := room(prompt)) > 0), PROMPTS))
+    if not found:
+        what = "every validation prompt fills all positions of the model (max_position_embeddings of its config.json)"
+        raise UserError("E113", what, "Give shorter prompts: nothing can be generated behind these", str(task.validation))
+    return found
 
 
 def tokenizer_of_prompts(folder: Path) -> PreTrainedTokenizerFast:
