@@ -154,7 +154,8 @@ def quality_on_validation(data: Data) -> Callable[[nn.Module], float]:
 def rows_of(config: TrainingConfig, data: Data, teacher: Sequence[np.ndarray] | None = None) -> TrainingRows:
     """The training rows with the loss of their kind, and the teacher's outputs for each."""
     kind = data.kind.with_smoothing(config.label_smoothing) if config.label_smoothing else data.kind
-    return TrainingRows(data.train.tokens, data.train.labels.tolist(), teacher, kind)
+    # as an array: a list of lists takes five times the memory, and labels of texts are as wide as the longest
+    return TrainingRows(data.train.tokens, data.train.labels, teacher, kind)
 
 
 def schedule_of(config: TrainingConfig, row: Method, seed: int) -> Schedule:

@@ -58,6 +58,7 @@ def test_smoothed_labels_are_those_of_the_training_alone(smoothing):
     rows = TokenRows([{"input_ids": [1]}] * 2, np.array([0, 1]), kind_of("classification"))
     data, logits = Data(rows, rows, ["a", "b"], 0), torch.tensor([[2.0, -1.0], [0.5, 0.0]])
     trained = rows_of(TuneConfig(label_smoothing=smoothing), data)
+    assert trained.labels is rows.labels  # where they are texts' tokens, lists of them would take five times the memory
     labels = torch.tensor(trained.labels)
     expected = functional.cross_entropy(logits, labels, label_smoothing=smoothing or 0.0)
     assert torch.equal(trained.kinds[0].loss(logits, labels), expected)
