@@ -115,6 +115,8 @@ class TaskTrainer(Trainer):
             # every process reads whole batches, of which its collator takes a share: accelerate's equal shares repeat rows
             shard = loader.batch_sampler
             shard.num_processes, shard.process_index, shard.even_batches = 1, 0, False
+            # a resumed epoch wraps the shard once more: accelerate then tells the epoch to a sampler of the shard alone
+            shard.sampler = shard.batch_sampler.sampler
         return loader
 
     def _get_train_sampler(self, train_dataset: TrainingRows | None = None) -> torch.utils.data.Sampler:

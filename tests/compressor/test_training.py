@@ -28,6 +28,7 @@ from tests.bait import Bait
 from tests.compressor.conftest import CASES, GROWING, encoding, prepared, tiny
 from tests.compressor.training_parts import (
     MANY,
+    MANY_RESUMED,
     MODULES,
     NUMBERS,
     OTHERS,
@@ -379,7 +380,7 @@ def test_many_tasks_are_the_same_over_two_processes(tmp_path, two_processes):
     assert all(torch.allclose(tensor, spread[name], atol=1e-9) for name, tensor in whole.items())
 
 
-@pytest.mark.parametrize("what", [TAUGHT, NUMBERS, SMOOTHED, TAGS, TEXTS, RESUMED])
+@pytest.mark.parametrize("what", [TAUGHT, NUMBERS, SMOOTHED, TAGS, TEXTS, RESUMED, MANY_RESUMED])
 def test_another_loss_is_the_same_over_two_processes(what, tmp_path, two_processes):
     """Learnt from a live dense model, or labels of every kind and a teacher's outputs: whole, as 8 + 8, as two processes."""
     whole, spread = OTHERS[what](tmp_path / "1", batch_size=16), load_file(two_processes / f"{what}.safetensors")

@@ -192,8 +192,9 @@ RESUMED = "resumed"
 """A training that stores checkpoints, is interrupted and resumed, and keeps its best parameters; rows by length."""
 
 
-def resumed_in_one_process(work: Path, batch_size: int, accumulate: int = 1, stop: int = 3) -> dict[str, Tensor]:
-    """At most nine steps of 16 rows in float64, the last of each epoch of 13, interrupted after `stop`; returns the best."""
+def resumed_in_one_process(work: Path, batch_size: int, accumulate: int = 1, stop: int = 4) -> dict[str, Tensor]:
+    """At most nine steps of 16 rows in float64, the last of each epoch of 13, interrupted after `stop`: by default in the
+    second epoch; returns the best."""
     schedule = Schedule(epochs=3, learning_rate=1e-2, batch_size=batch_size, accumulate=accumulate)
     values = iter([0.1, 0.2, 0.5, 0.4])  # of the steps before and after the interruption; here this is not what is tested
 
@@ -207,8 +208,24 @@ def resumed_in_one_process(work: Path, batch_size: int, accumulate: int = 1, sto
     return {name: tensor.detach().clone() for name, tensor in model.named_parameters() if tensor.requires_grad}
 
 
+MANY_RESUMED = "many-tasks-resumed"
+"""A training of both tasks that is interrupted in its second epoch and resumed."""
+
+
+def many_resumed_in_one_process(work: Path, batch_size: int, accumulate: int = 1) -> dict[str, Tensor]:
+    """Twelve steps of 16 rows of one task each, in float64, interrupted after eight; returns what moved."""
+    schedule = Schedule(epochs=2, learning_rate=1e-2, batch_size=batch_size, accumulate=accumulate, seed=5)
+    for left in (8, 100):
+        model, _ = many()
+        counted = iter(range(left))
+        with contextlib.suppress(StopIteration):
+            train(model, mixture(), 1, schedule, work, partial(_next, counted), save_every=0.0)
+    return {name: tensor.detach().clone() for name, tensor in model.named_parameters() if tensor.requires_grad}
+
+
 OTHERS = {
     RESUMED: resumed_in_one_process,
+    MANY_RESUMED: many_resumed_in_one_process,
     MANY: many_in_one_process,
     TAUGHT: taught_in_one_process,
     NUMBERS: numbers_in_one_process,
