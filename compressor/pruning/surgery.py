@@ -77,7 +77,8 @@ def remove(model: nn.Module, removals: Mapping[int, Removal]) -> None:
 
 def heads_can_go(model: nn.Module) -> bool:
     """Whether all weights of a head are in the matrices that are pruned."""
-    return not any(hasattr(layer.attention, "pos_key_proj") for layer in layers_of(model))
+    own = ("pos_key_proj", "pos_query_proj")  # a DeBERTa has one of them for each kind in its pos_att_type
+    return not any(hasattr(layer.attention, name) for layer in layers_of(model) for name in own)
 
 
 def check_heads(model: nn.Module) -> None:

@@ -141,9 +141,10 @@ def described(model) -> list[tuple]:
     return [(name, one.shape, one.stride(), one.dtype, one.requires_grad) for name, one in model.named_parameters()]
 
 
-def test_neurons_and_blocks_go_where_heads_cannot(monkeypatch):
+@pytest.mark.parametrize("kinds", [["p2c", "c2p"], ["p2c"], ["c2p"]], ids="+".join)
+def test_neurons_and_blocks_go_where_heads_cannot(monkeypatch, kinds):
     """A DeBERTa whose heads have position matrices of their own."""
-    monkeypatch.setitem(EXTRA["deberta-v2"], "share_att_key", False)
+    monkeypatch.setitem(EXTRA, "deberta-v2", {**EXTRA["deberta-v2"], "share_att_key": False, "pos_att_type": kinds})
     plan = {0: Removal(neurons=[0, 5]), 1: Removal(whole=True), 2: Removal(neurons=list(range(NEURONS)))}
     model = tiny("deberta-v2")
     masked = merged_copy(model)
