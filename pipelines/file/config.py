@@ -16,7 +16,7 @@ from compressor.tasks.task_kind import kind_for
 from compressor.text_files import from_home
 from pipelines.engine import stage as stage_table
 from pipelines.engine.stage import Entry, Problem, Stage, StageConfig, entries_after, load_stage
-from pipelines.file.data_sources import expand_glue, fetch_all, use_hub_files
+from pipelines.file.data_sources import GlueTasks, fetch_all, use_hub_files
 from pipelines.file.faults import nearest, validated
 from pipelines.file.overrides import Preset, normalize, override, preset_keys, preset_wholes, raw_stages, stage_ids
 from pipelines.file.pipeline_file import PipelineFile
@@ -111,17 +111,19 @@ def load_pipeline(
     if table and not presets:
         raise UserError("E122", "a table of many runs", f"Run it as one: compress sweep {path.stem}", source.where(()))
     folder = path.resolve().parent
-    data, glue = (data.absolute(), str(data.absolute())) if data else (folder, None)
+    data, download = (data.absolute(), str(data.absolute())) if data else (folder, None)
     faults: list[UserError] = []
     for key in TABLE_KEYS if table else ():
         source.data.pop(key, None)
     faults += _collect(preset_wholes, source, presets)
     normalize(source)
-    expand_glue(source, data, glue)
+    glue = GlueTasks(source, data, download)
+    _collect(glue.expand)  # its faults count when all is set
     faults += _collect(preset_keys, source, presets)
     for text in overrides:
+        _collect(glue.expand)  # a row or an override may name another task of GLUE, and the next one a key of it
         faults += _collect(override, source, text)
-        expand_glue(source, data, glue)  # an override may name another task of GLUE, and the next one a key of it
+    glue.expand()
     wanted = use_hub_files(source, data)
     top, top_faults = validated(PipelineFile, source, ())
     entries, stage_faults = _entries(source)

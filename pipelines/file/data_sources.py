@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.progress import Progress
 
-from compressor.errors import UserError
+from compressor.errors import UserError, UserErrors
 from compressor.tasks import TaskConfig
 from compressor.tasks.sources.glue import PREFIX, glue_keys
 from compressor.tasks.sources.hub_set import HubSplit, fetch, is_hub, parse
@@ -22,27 +22,59 @@ QUIET_SECONDS = 10
 """Off a terminal, lines about rows that were read are at least this far apart."""
 
 
-def expand_glue(source: YamlSource, folder: Path, download: str | None = None) -> None:
-    """Replace `task: glue/NAME` and `task: {glue: NAME, folder: DIR}` by the task's keys; keys beside them take precedence.
+class _Expanded(NamedTuple):
+    """A task's block that GLUE's keys were written into: the block, `glue` and `folder` as given, and which keys are GLUE's."""
 
-    `download` is the default of DIR; without it the data are looked for in `folder`, then on the hub.
+    block: dict[str, Any]
+    named: dict[str, Any]
+    keys: set[str]
 
-    Raises UserError E233.
-    """
-    for path in _task_paths(source):
-        value = source.get(path)
-        short = value.removeprefix(PREFIX) if isinstance(value, str) and value.startswith(PREFIX) else None
-        given = {"glue": short} if short is not None else value
-        if not isinstance(given, dict) or "glue" not in given:
-            continue
-        more = {key: inner for key, inner in given.items() if key not in ("glue", "folder")}
+
+class GlueTasks:
+    """The tasks of GLUE in a pipeline's data. `download` is the default of the folder that a task gives; without it the data
+    are looked for in `folder`, then on the hub."""
+
+    def __init__(self, source: YamlSource, folder: Path, download: str | None = None):
+        self._source, self._folder, self._download = source, folder, download
+        self._expanded: dict[KeyPath, _Expanded] = {}
+
+    def expand(self) -> None:
+        """Replace `task: glue/NAME` and `task: {glue: NAME, folder: DIR}` by the task's keys; keys beside them take precedence.
+
+        Called again after `glue` or `folder` was set in such a block, it replaces the keys that it wrote there, and no others.
+        Raises UserErrors E233, after the other tasks.
+        """
+        faults = []
+        for path in _task_paths(self._source):
+            value = self._source.get(path)
+            if isinstance(value, str) and value.startswith(PREFIX):
+                value = self._source.get(path[:-1])[path[-1]] = {"glue": value.removeprefix(PREFIX)}
+            if isinstance(value, dict):
+                faults += self._expand(path, value)
+        if faults:
+            raise UserErrors(faults)
+
+    def _expand(self, path: KeyPath, given: dict[str, Any]) -> list[UserError]:
+        """Expand the block at a path, if it names a task of GLUE. Gives the faults."""
+        before = self._expanded.get(path)
+        if before is None or before.block is not given:  # the first time, or the block was set as a whole
+            before = _Expanded(given, {}, set())
+        new = {key: given[key] for key in ("glue", "folder") if key in given}
+        named = before.named | new
+        if not new or "glue" not in named:
+            return []
+        # a key that was set since has a mark
+        set_since = {mark[len(path)] for mark in self._source.marks if mark[: len(path)] == path and len(mark) > len(path)}
+        more = {key: inner for key, inner in given.items() if key not in {*new, *(before.keys - set_since)}}
         try:
-            place = given.get("folder", download)
-            keys = glue_keys(given["glue"], place, folder, TaskConfig.model_fields, more.get("kind"))
+            place = named.get("folder", self._download)
+            keys = glue_keys(named["glue"], place, self._folder, TaskConfig.model_fields, more.get("kind"))
         except UserError as error:
             what = f"{error.where}: {error.what}" if error.where else error.what
-            raise UserError(error.code, what, error.fix, source.where(path)) from None
-        source.get(path[:-1])[path[-1]] = keys | more
+            return [UserError(error.code, what, error.fix, self._source.where(path))]
+        block = self._source.get(path[:-1])[path[-1]] = keys | more
+        self._expanded[path] = _Expanded(block, named, keys.keys() - more.keys())
+        return []
 
 
 def use_hub_files(source: YamlSource, folder: Path) -> dict[KeyPath, HubSplit]:

@@ -1,6 +1,7 @@
 """GLUE's tasks and data sets of the hub in a pipeline file: what they become, and that the content decides reuse."""
 
 import json
+import shutil
 
 import pytest
 import yaml
@@ -39,6 +40,47 @@ def test_a_glue_task_becomes_files_and_columns_and_keys_beside_it_hold(written, 
     assert (answers.kind, answers.metric, answers.label) == ("text2text", None, "label"), "another kind has other metrics"
     with pytest.raises(UserErrors, match=r"E102 .*pipeline.yaml:[0-9]+: task.foldr: unknown key"):
         load_pipeline(written({"glue": "sst2", "foldr": "glue"}))
+
+
+@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize("task", ["glue/rte", "glue/mnli", {"glue": "rte", "folder": "glue"}])
+def test_another_task_of_glue_leaves_nothing_of_the_one_before(written, tmp_path, task, local):
+    """Neither its files, from the hub or a folder that may even lack them, nor its columns."""
+    if local:
+        shutil.copytree(tmp_path / "glue/SST-2", tmp_path / "glue/RTE")
+    plain = load_pipeline(written("glue/sst2"), ["task.max_length=64"]).task
+    assert load_pipeline(written(task), ["task.glue=sst2", "task.max_length=64"]).task == plain
+    assert load_pipeline(written(task), ["task.max_length=64"], [("row", {"task.glue": "sst2"})]).task == plain
+    data = yaml.safe_load(written(task).read_text())
+    tasks = {"a": data.pop("task"), "b": "glue/sst2"}
+    (tmp_path / "many.yaml").write_text(yaml.safe_dump(data | {"tasks": tasks, "stages": [{"tune": {"method": "full"}}]}))
+    settings = ["tasks.b.max_length=64", "tasks.a.max_length=64", "tasks.a.glue=sst2"]
+    assert load_pipeline(tmp_path / "many.yaml", settings).tasks == {"a": plain, "b": plain}
+
+
+def test_keys_beside_a_task_of_glue_stay_with_another_one(written, tmp_path):
+    """Those of the file, of --set before and after, and of a block that is set as a whole, whatever their values are."""
+    beside = ["task.text=[sentence1, sentence2]", "task.glue=sst2", f"task.train={tmp_path}/mine.tsv"]
+    task = load_pipeline(written({"glue": "rte", "validation": "other.tsv"}), beside).task
+    assert (task.text_columns, task.train, task.validation) == (
+        ("sentence1", "sentence2"),
+        tmp_path / "mine.tsv",
+        tmp_path / "other.tsv",
+    )
+    whole = ["task={glue: rte, text: [sentence1, sentence2]}", "task.glue=sst2"]
+    assert load_pipeline(written("glue/rte"), whole).task.text_columns == ("sentence1", "sentence2")
+
+
+def test_another_folder_of_glue(written, tmp_path):
+    shutil.copytree(tmp_path / "glue", tmp_path / "other")
+    for task in ("glue/sst2", {"glue": "sst2", "folder": "glue"}, {"glue": "sst2", "folder": "missing"}):
+        assert load_pipeline(written(task), [f"task.folder={tmp_path}/other"]).task.train == tmp_path / "other/SST-2/train.tsv"
+    settings = [f"task.folder={tmp_path}/other", "task.glue=sst2"]
+    assert load_pipeline(written("glue/rte"), settings).task.train == tmp_path / "other/SST-2/train.tsv"
+    with pytest.raises(UserErrors, match=r"E233 .*task: .*/glue: neither RTE/train.tsv nor train.tsv"):
+        load_pipeline(written({"glue": "sst2", "folder": "glue"}), ["task.glue=rte"])
+    with pytest.raises(UserErrors, match=r"E102 --set task.folder=x: unknown key"):
+        load_pipeline(written({"train": "a.tsv", "validation": "b.tsv"}), ["task.folder=x"])
 
 
 BROKEN = 'a film\n"\t1\t2\n'
