@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -89,7 +90,8 @@ def override(source: YamlSource, text: str) -> None:
         fix = 'Write it as tune.rank=8 or seed=1; a name with a dot in double quotes: tasks."a.b".max_length=64'
         raise UserError("E109", "not KEY=VALUE", fix, mark)
     value = parse(value_text, mark).data
-    _put(source, _paths_of(source, names, mark), value, mark, _from_here)
+    # paths of the command line are relative to the current folder, not to the pipeline file
+    _put(source, _paths_of(source, names, mark), value, mark, partial(with_folder, Path.cwd()))
 
 
 def _put(
@@ -219,19 +221,25 @@ def _advice(name: str, names: Sequence[str]) -> str:
     return nearest(name, names, "There are") if longer is None else f'Write a name with a dot in double quotes: "{longer}"'
 
 
-def _from_here(path: KeyPath, value: Any) -> Any:
-    """Resolve the paths of the command line relative to the current folder, not to the pipeline file."""
+def with_folder(folder: Path, path: KeyPath, value: Any) -> Any:
+    """The value at a path of a pipeline file with the files and folders that it names, relative to `folder`, absolute."""
     if isinstance(value, dict):
-        return {name: _from_here((*path, name), inner) for name, inner in value.items()}
+        return {name: with_folder(folder, (*path, name), inner) for name, inner in value.items()}
     if not isinstance(value, str):
         return value
     named = named_at(path)
     if named == "file" and is_hub(value):
         place = value.removeprefix(HUB)
-        return f"{HUB}{Path.cwd() / from_home(place)}" if written_as_path(place) else value
-    if named == "file" or (named == "model" and (written_as_path(value) or os.path.isdir(value))):
-        return str(Path.cwd() / from_home(value))
+        return f"{HUB}{folder / from_home(place)}" if written_as_path(place) else value
+    if named == "file" or (named == "model" and (written_as_path(value) or os.path.isdir(folder / value))):
+        return str(folder / from_home(value))
     return value
+
+
+def key_path(source: YamlSource, key: str) -> KeyPath:
+    """The path that a key in the form of --set names, as `named_at` takes it: a stage's id stands for its config's path."""
+    first, *names = split_key(key) or [key]
+    return (*stage_paths(source).get(first, (first,)), *names)
 
 
 def named_at(path: KeyPath) -> Literal["file", "model"] | None:

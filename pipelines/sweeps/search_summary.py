@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.engine.disk import RUNS
-from pipelines.file.config import RECIPES, command_of, run_command
-from pipelines.file.overrides import TRAININGS
+from pipelines.file.config import RECIPES, Pipeline, command_of, run_command
+from pipelines.file.overrides import TRAININGS, key_path, with_folder
 from pipelines.file.pipeline_file import PipelineFile
 from pipelines.reporting.figures import COMPRESSED, DENSE, Figure, layout
 from pipelines.sweeps.search_trials import score_of
@@ -95,11 +95,12 @@ def summarize_search(
     outcomes: Mapping[str, TrialOutcome],
     stage: str,
     path: Path,
+    pipeline: Pipeline,
     overrides: Sequence[str],
     out: Path,
 ) -> SearchSummary:
-    """The summary of a search that ended; `runs` are those of each trial, `stage` is the one whose main metric counts, `out` is
-    the folder of runs and store."""
+    """The summary of a search that ended; `runs` are those of each trial, `stage` is the one whose main metric counts, `path`
+    is the file of `pipeline`, `out` is the folder of runs and store."""
     trials = []
     for number, group in enumerate(runs, start=1):
         found = [outcomes[run.name] for run in group]
@@ -113,9 +114,12 @@ def summarize_search(
     keys = _row_keys(run)
     if beyond := _beyond(plan, keys):
         return replace(summary, run=run.name, beyond=beyond)
-    settings = [*SweepTrial("", keys).settings, *overrides, *replace(run, repeat={}).settings]
+    # paths of a row are relative to the pipeline's folder, those of --set to the current one
+    located = {key: with_folder(pipeline.source_folder, key_path(pipeline.source, key), keys[key]) for key in keys}
+    after = [*overrides, *replace(run, repeat={}).settings]
+    settings, settings_here = ([*SweepTrial("", row).settings, *after] for row in (keys, located))
     file, place = path.stem if RECIPES in path.parents else str(path), [] if out == RUNS else ["--out", str(out)]
-    here = run_command(file, settings, *place)
+    here = run_command(file, settings_here, *place)
     return replace(summary, run=run.name, command=command_of(path, settings), here=here)
 
 

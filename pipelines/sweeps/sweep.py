@@ -71,7 +71,8 @@ def sweep(
             _raise_if_mistakes(plan, errors)
         result = summarize(folder, plan, trials, outcomes, stages)
         if search:
-            result = replace(result, search=summarize_search(plan, search.runs, outcomes, stages[-1], path, overrides, out))
+            found = summarize_search(plan, search.runs, outcomes, stages[-1], path, pipeline, overrides, out)
+            result = replace(result, search=found)
         facts = {"pipeline": pipeline.name, "model": pipeline.model, "set": list(overrides), "until": jobs[0].until}
         write_files(result, facts, plan, trials)
     return replace(result, counts=counts_of(list(outcomes.values())))
@@ -117,7 +118,6 @@ def _checked(
         raise UserError("E115", f"a sweep cannot be called {name!r:.100}", fix)
     folder = out / (name or f"{pipeline.name}-sweep")
     make = JobMaker(path, plan, overrides, folder.name, TrialJob("", pipeline, out.absolute(), until or "", stages), stage)
-    make.check(pipeline)
     for trial in trials:
         check_folder(out, f"{folder.name}/{trial.name}")
     if (folder / RUN_FILE).exists():

@@ -12,7 +12,7 @@ from compressor.errors import CompressError
 from pipelines.file.overrides import split_key
 from pipelines.sweeps.search_summary import SearchSummary
 from pipelines.sweeps.significance import PairedDifference, paired_difference
-from pipelines.sweeps.sweep_trials import SweepPlan, SweepTrial, names_task, short_keys
+from pipelines.sweeps.sweep_trials import SweepPlan, SweepTrial, deciding_key, short_keys
 from pipelines.sweeps.table_file import shown_value
 from pipelines.sweeps.trial_run import TrialOutcome
 
@@ -115,7 +115,7 @@ def summarize(
     """The result of trials that all ended; `stages` are those whose quality is measured, in order."""
     repetitions = tuple(axis for axis in plan.axes if _repeats(plan, axis))
     axes = [axis for axis in plan.axes if axis not in repetitions]
-    tasks = tuple(place for place, axis in enumerate(axes) if _decides_task(plan, axis))
+    tasks = tuple(place for place, axis in enumerate(axes) if deciding_key(plan.grid, axis))
     groups = _groups(trials, axes)
     titles = short_keys(list(plan.axes))
     spreads = [
@@ -151,12 +151,6 @@ def summarize(
 def out_of_reach(plan: SweepPlan, error: CompressError) -> bool:
     """Whether a compared target is out of reach: a result."""
     return bool(plan.axes) and error.code == OUT_OF_REACH
-
-
-def _decides_task(plan: SweepPlan, axis: str) -> bool:
-    """Whether the values of an axis are different tasks: one of the keys that it sets decides what is measured."""
-    keys = [key for row in plan.grid.named[axis].values() for key in row] if axis in plan.grid.named else [axis]
-    return any(map(names_task, keys))
 
 
 def _repeats(plan: SweepPlan, axis: str) -> bool:

@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ LONGEST = 120
 """Longest name of a trial made from its values; longer ones are replaced by numbers, because a name is a folder."""
 
 
-MEASURED = {"glue", "kind", "validation", "test", "label", "metric", "positive", "target_length"}
+MEASURED = {"glue", "folder", "kind", "validation", "test", "label", "metric", "positive", "target_length"}
 DECODED = {"rows", "answer", "lowercase"}
 """Keys of a task, and of its `decode`, that decide what its figures measure: those of two tasks that differ in one are not
 compared."""
@@ -232,8 +232,7 @@ def _check_search(grid: Grid, trials: int) -> None:
     if not grid.axes:
         what = "--search: no key to choose values for"
         raise UserError("E115", what, "Add --over KEY=LOW..HIGH, or --over KEY=VALUE,VALUE, or --grid FILE")
-    rows = itertools.chain(*(row for values in grid.named.values() for row in values.values()))
-    if odd := next((key for key in (*grid.axes, *rows) if names_task(key)), None):
+    if odd := next(filter(None, (deciding_key(grid, axis) for axis in grid.axes)), None):
         what = f"--search: '{odd}' decides what is measured, so that its values have no best one"
         raise UserError("E115", what, "Leave it out of the search, or leave --search out: every value is then run")
     if not 2 <= trials <= MOST_TRIED:
@@ -245,13 +244,28 @@ def _check_search(grid: Grid, trials: int) -> None:
         raise UserError("E115", what, f"Give --search {count} or less; without --search every setting of lists is run")
 
 
-def names_task(key: str) -> bool:
-    """Whether a key is a whole task, all tasks, or what one of them measures."""
+def deciding_key(grid: Grid, axis: str) -> str | None:
+    """The first key that the values of an axis (or its named rows) set and that decides what is measured, if there is one."""
+    rows = grid.rows(axis)
+    return next((key for key in dict.fromkeys(itertools.chain(*rows)) if _names_task(key, rows)), None)
+
+
+def _names_task(key: str, rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a key is a whole task, all tasks, or what one of them measures; a whole `decode`, if rows differ in such a part
+    of it, or one leaves it to the file."""
     first, *names = split_key(key) or [key]
     of_task = names[1:] if first == "tasks" else names
     if first not in ("task", "tasks"):
         return False
+    if of_task == ["decode"]:
+        measured = [_decoded(row[key]) if key in row else None for row in rows]
+        return any(other != measured[0] for other in measured)
     return not of_task or of_task[0] in MEASURED or (of_task[0] == "decode" and bool(DECODED.intersection(of_task[1:])))
+
+
+def _decoded(decode: Any) -> dict[str, Any]:
+    """The keys of a whole `decode` that decide what is measured."""
+    return {key: decode[key] for key in DECODED & decode.keys()} if isinstance(decode, dict) else {}
 
 
 def short_keys(keys: Sequence[str]) -> dict[str, str]:

@@ -16,7 +16,7 @@ from compressor.errors import UserError
 from compressor.text_files import written_as_path
 from pipelines.file.config import TABLE_KEYS
 from pipelines.file.faults import nearest
-from pipelines.file.overrides import Preset, named_at, split_key, stage_paths
+from pipelines.file.overrides import Preset, key_path, named_at
 from pipelines.file.yaml_source import KeyPath, YamlSource, read_yaml
 from pipelines.sweeps.search_ranges import Range, read_range
 
@@ -42,6 +42,12 @@ class Grid:
         """What is set for these values, by axis: the later, the more specific."""
         named = ((f"{axis} {name}", self.named[axis][name]) for axis, name in values.items() if axis in self.named)
         return (*self.common, *named)
+
+    def rows(self, axis: str) -> list[dict[str, Any]]:
+        """What each value of an axis sets: the keys of a named row, or the axis itself; a range is one value."""
+        values = self.axes[axis]
+        values = [values] if isinstance(values, Range) else values
+        return [self.named[axis][value] if axis in self.named else {axis: value} for value in values]
 
     def with_axes(self, axes: Axes, named: Named) -> Grid:
         """The same with more axes; those of equal name are replaced."""
@@ -99,8 +105,7 @@ def _extended(grid: Grid, source: YamlSource, path: KeyPath) -> Grid:
 def _require_no_files(key: str, values: list[Any] | Range, source: YamlSource) -> None:
     """Raises UserError E120 for a plain key of a table that names files: it is set as by --set, from the current folder."""
     listed = [] if isinstance(values, Range) else values
-    parts = split_key(key) or [key]
-    named = named_at((*stage_paths(source).get(parts[0], parts[:1]), *parts[1:]))
+    named = named_at(key_path(source, key))
     if named == "file" or (named == "model" and any(written_as_path(value) and not value.startswith("/") for value in listed)):
         fix = f"Write named rows, whose paths are those of the table: {key.split('.')[0]}: {{NAME: {{{key}: FILE}}, ...}}"
         raise UserError("E120", f"'{key}' names files, and its values have no names", fix, source.where(("grid",)))

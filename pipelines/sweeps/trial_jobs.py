@@ -56,11 +56,11 @@ class JobMaker:
             self._require_stages(measured(own, until, self.stage))
         require_used(trial, self.plan.grid, self.overrides, own, until)
         with naming(trial.name):
-            digests = self.check(own)
+            digests = self._check(own)
         run = replace(own, name=f"{self.folder}/{trial.name}")
         return replace(self.common, name=trial.name, pipeline=run, until=until, digests=digests)
 
-    def check(self, pipeline: Pipeline) -> dict[str, str]:
+    def _check(self, pipeline: Pipeline) -> dict[str, str]:
         """Check the models and data of a pipeline, once for all trials that read them alike, and give the sha256 that each file
         and model had when the sweep first read it. Raises UserErrors E113, E2xx, E3xx."""
         inputs = _inputs_of(pipeline)

@@ -494,6 +494,15 @@ def test_a_search_whose_range_ends_beyond_the_models_positions(project, out):
     assert not out.exists()
 
 
+@pytest.mark.parametrize("search", [None, Search(2)])
+def test_a_model_and_data_that_no_trial_reads_need_not_exist(project, out, tmp_path, search):
+    """Those of the file, where each trial has its own."""
+    project.write_text(toys.PIPELINE.replace("./model", "./missing").replace("train.tsv", "missing.tsv"))
+    toys.write_model(other := tmp_path / "other")
+    over = [f"model={project.parent / 'model'},{other}", f"task.train={project.parent}/train.tsv,{project.parent}/dev.tsv"]
+    assert not sweep(project, SweepPlan(axes_of(over, None), search=search), out).failed
+
+
 @pytest.mark.parametrize(("name", "words"), [("'../../esc/x'", "esc_x-"), ("尺寸", ""), ("'-'", "")])
 def test_a_name_of_rows_leads_nowhere(project, out, compress, tmp_path, name, words):
     (tmp_path / "grid.yaml").write_text(ROWS_OF_SIZE.replace("size", name))
@@ -574,7 +583,7 @@ def test_a_sweep_is_not_written_into_the_folder_of_a_run(project, out):
     assert tree(out) == before
 
 
-def test_help_and_usage(project, compress):
+def test_help_and_usage(project, compress, tmp_path):
     code, shown, _ = compress("sweep", "--help")
     assert code == 0 and "Example: compress sweep" in shown
     assert compress("sweep", "x.yaml", "--engine", "nonsense", "--seeds", "2")[0] == 2
@@ -582,6 +591,12 @@ def test_help_and_usage(project, compress):
     assert compress("sweep", project, "--seeds", "2", "--address", "auto")[2].startswith("E115 --address is not used by")
     project.write_text(project.read_text().replace("threads: 1\n", ""))
     assert compress("sweep", project, "--seeds", "2", "--workers", "2")[2].startswith("E121 trials side by side need a fixed")
+    (tmp_path / "grid.yaml").write_text('size: {few: {tune.files: 1, "threads": 1}, many: {tune.files: 9}}\n')
+    for compared in (["--over", "threads=1,2"], ["--grid", tmp_path / "grid.yaml"]):
+        for engine in (["--workers", "2"], ["--engine", "ray"], ["--workers", "2", "--threads", "1"]):
+            code, _, error = compress("sweep", project, *compared, *engine)
+            assert code == 2 and error.startswith("E115 the number of threads is compared, and trials side by side all have")
+        assert compress("sweep", project, *compared, "--dry-run")[0] == 0
 
 
 @pytest.mark.slow

@@ -352,25 +352,30 @@ def test_named_rows_are_choices_and_the_best_is_told_by_its_run(project, out, tm
 
 
 def test_the_command_sets_what_the_best_trial_has(project, monkeypatch):
-    """Of rows that set the same key the later one counts; a top-level key comes before single keys, --set after both."""
-    monkeypatch.chdir(project.parent)
+    """Of rows that set the same key the later one counts; a top-level key comes before single keys, --set after both. The paths
+    of rows are those of the pipeline's folder, in the command for the current folder, too."""
     rows = {
         "one": {"a": {"tune.files": 5, "task.max_length": 64}, "b": {"tune.files": 6, "task.max_length": 64}},
-        "two": {"c": {"tune.files": 20, "seed": 3}, "d": {"tune.files": 22, "seed": 4}},
+        "two": {"c": {"tune.files": 20, "seed": 3, "model": "./model"}, "d": {"tune.files": 22, "seed": 4}},
         "three": {name: {"task": {**TASK, "metric": name}, "prune.text": "y"} for name in ("accuracy", "matthews")},
     }
     plan = SweepPlan(Grid({axis: list(names) for axis, names in rows.items()} | {"select.text": ["s", "t"]}, rows))
     values = {"one": "a", "two": "c", "three": "matthews", "select.text": "t"}
-    (run,) = plan.tried(1, values, load_pipeline(project, presets=plan.first))
+    pipeline = load_pipeline(project, presets=plan.first)
+    (run,) = plan.tried(1, values, pipeline)
     outcomes = {run.name: TrialOutcome({"end": {"score": 0.5}}, main="score")}
     overrides = ["prune.text=z"]
-    found = summarize_search(plan, [[run]], outcomes, "end", project, overrides, Path("runs"))
-    words = shlex.split(found.command)
-    alone = load_pipeline(project, [words[place + 1] for place, word in enumerate(words) if word == "--set"])
+    found = summarize_search(plan, [[run]], outcomes, "end", project, pipeline, overrides, Path("runs"))
     trial = load_pipeline(project, [*overrides, *run.settings], run.presets)
-    assert (alone.stages, alone.task, alone.seed) == (trial.stages, trial.task, trial.seed)
-    assert [entry.config.files for entry in alone.stages if entry.id == "tune"] == [20] and "--out" not in words
-    elsewhere = summarize_search(plan, [[run]], outcomes, "end", project, ["model=/disk/m"], Path("/disk/runs"))
+    for folder, command in ((Path.cwd(), found.here), (project.parent, found.command)):
+        monkeypatch.chdir(folder)
+        words = shlex.split(command)
+        alone = load_pipeline(project, [words[place + 1] for place, word in enumerate(words) if word == "--set"])
+        assert (alone.stages, alone.task, alone.seed) == (trial.stages, trial.task, trial.seed)
+        assert alone.source_folder / alone.model == project.parent / "model"
+        assert [entry.config.files for entry in alone.stages if entry.id == "tune"] == [20] and "--out" not in words
+    assert str(project.parent) not in found.command
+    elsewhere = summarize_search(plan, [[run]], outcomes, "end", project, pipeline, ["model=/disk/m"], Path("/disk/runs"))
     words = shlex.split(elsewhere.here)
     assert words[2] == str(project) and "model=/disk/m" in words and words[-2:] == ["--out", "/disk/runs"]
     assert "/disk" not in elsewhere.command and elsewhere.told(here=True)[1] == f"Run it alone: {elsewhere.here}"
@@ -398,6 +403,8 @@ def test_what_is_maximized_is_the_tasks_metric(project, out):
     [
         (["--search", "9", "--dry-run"], "E115 --dry-run: the trials of a search are chosen by the results of those before"),
         (["--search", "9", "--over", "task.metric=f1,matthews"], "E115 --search: 'task.metric' decides what is measured"),
+        (["--search", "9", "--over", "task.target_length=16..64"], "E115 --search: 'task.target_length' decides what is"),
+        (["--search", "9", "--over", "task.decode={rows: 5},{rows: 9}"], "E115 --search: 'task.decode' decides what is"),
         (["--search", "0"], "E115 --search 0: a search has from 2 to 1,000 trials"),
         (["--search", "5000"], "E115 --search 5000: a search has from 2"),
         (["--search", "50", "--over", "tune.text=a,b"], "E115 --search 50: the keys have only 40 different settings"),
@@ -416,6 +423,13 @@ def test_mistakes_come_before_anything_is_written(project, out, compress, option
     code, shown, error = compress("sweep", project, "--over", over, *options, "--out", out)
     assert (code, shown) == (2, "") and error.startswith(says), error
     assert not out.exists()
+
+
+def test_what_only_decides_how_texts_are_made_is_searched():
+    """Also rows that are called as a key is."""
+    rows = {"task": {"a": {"task.train": "a.tsv"}, "b": {"task.train": "b.tsv"}}}
+    axes = {"task": ["a", "b"], "task.decode": [{"beams": 1}, {"beams": 4}]}
+    assert SweepPlan(Grid(axes, rows), search=Search(3)).check() is None
 
 
 def test_a_range_whose_end_the_pipeline_refuses(project, out):

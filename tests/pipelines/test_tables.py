@@ -301,7 +301,18 @@ def summary_of(plan, folder, score, falls=lambda values: False):
         ({"size": ["few", "many"], "task.metric": ["f1", "ter"]}, {"few f1/many f1", "few ter/many ter"}),
         ({"size": ["few", "many"], "task.target_length": [16, 64]}, {"few 16/many 16", "few 64/many 64"}),
         ({"size": ["few", "many"], "tasks.a.decode.rows": [5, 9]}, {"few 5/many 5", "few 9/many 9"}),
+        ({"size": ["few", "many"], "task.folder": ["a", "b"]}, {"few a/many a", "few b/many b"}),
         ({"task.decode.beams": [1, 4]}, {"1/4"}),
+        ({"task.decode": [{"beams": 1}, {"beams": 4}]}, {'{"beams": 1}/{"beams": 4}'}),
+        (
+            {"task.decode": [{"beams": 1, "rows": 5}, {"beams": 4, "rows": 5}]},
+            {'{"beams": 1, "rows": 5}/{"beams": 4, "rows": 5}'},
+        ),
+        ({"task.decode": [{"beams": 1, "rows": 5}, {"beams": 1, "rows": 9}]}, set()),
+        ({"tasks.a.decode": [{"beams": 1}, {"beams": 4, "lowercase": True}]}, set()),
+        ({"how": {"a": {"task.decode": {"beams": 4}}, "b": {"task.decode": None}}}, {"a/b"}),
+        ({"how": {"a": {"task.decode": {"beams": 4}}, "b": {"task.decode": {"answer": "last"}}}}, set()),
+        ({"how": {"a": {"task.decode": {"beams": 4}}, "b": {"tune.x": 1}}}, set()),
     ],
 )
 def test_everything_but_tasks_is_compared(tmp_path, axes, compared):

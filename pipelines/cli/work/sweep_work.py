@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from compressor.errors import CheckError, UserError
 from pipelines.cli.shown import near
 from pipelines.engine.attempt import checks_failed
 from pipelines.file.config import find_pipeline, load_pipeline
+from pipelines.file.overrides import split_key
 from pipelines.sweeps.proposals import require_optuna
 from pipelines.sweeps.ray_engine import on_ray
 from pipelines.sweeps.sweep import preview_sweep
@@ -52,7 +55,7 @@ def sweep(
     compared = part_of(axes_of(over, grid, read_table(path, scale)), only)
     plan = replace(plan_of(compared, seeds, subsets, share, folder), search=found)
     settings = [*overrides, *([f"threads={threads}"] if threads else [])]
-    runs = engine_of(engine, address, workers, lambda: load_pipeline(path, settings, plan.first, plan.data).threads)
+    runs = engine_of(engine, address, workers, lambda: _common_threads(path, settings, plan))
     if dry_run:
         _show_preview(preview_sweep(path, plan, overrides=settings, **options))
         return
@@ -110,6 +113,15 @@ def show(result: SweepResult) -> None:
         raise CheckError("E810", what, "Each is told above; the same command runs them again, and keeps the others")
     if result.failures:
         raise checks_failed(result.failures)
+
+
+def _common_threads(path: Path, settings: Sequence[str], plan: SweepPlan) -> int | None:
+    """Number of threads of all trials. Raises UserError E115 where a compared key sets it, and what `load_pipeline` does."""
+    rows = itertools.chain(*(plan.grid.rows(axis) for axis in plan.axes))
+    if any(split_key(key) == ["threads"] for row in rows for key in row):
+        what = "the number of threads is compared, and trials side by side all have the same"
+        raise UserError("E115", what, "Leave out --workers and --engine: one trial at a time may have its own")
+    return load_pipeline(path, settings, plan.first, plan.data).threads
 
 
 def engine_of(engine: str, address: str | None, workers: int | None, threads_of: Any) -> Engine:
