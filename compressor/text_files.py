@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import errno
 import os
+import re
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ MARKS = {
     codecs.BOM_UTF16_BE: "utf-16",
 }
 """Byte order marks of encodings other than UTF-8."""
+WINDOWS = re.compile(rb"[\x80-\x9f]")
+"""Bytes that are quotes, dashes and the euro in Windows' cp1252, and control characters in latin1."""
 SAMPLE = 4096
 """Bytes at the start of a file that are used to detect UTF-16 without a mark."""
 NO_SUCH = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
@@ -106,7 +109,8 @@ def decode(content: bytes, code: str, place: str) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise UserError(code, "not UTF-8", "Convert it: iconv -f latin1 -t utf-8", f"{place}:{line}") from None
+        encoding = "cp1252" if WINDOWS.search(content) else "latin1"
+        raise UserError(code, "not UTF-8", f"Convert it: iconv -f {encoding} -t utf-8", f"{place}:{line}") from None
 
 
 def _unmarked(content: bytes) -> str | None:

@@ -53,10 +53,15 @@ def tokenize(tokenizer, split: Split, task: TaskConfig) -> list[dict[str, list[i
     return [{key: encoded[key][row] for key in encoded} for row in range(len(split))]
 
 
+def sequences_of(split: Split) -> int:
+    """How many rows of the model each row of a split is: one for every choice, else one."""
+    return max(len(split.texts[0]) - 1, 1)
+
+
 def tokens_of(tokenizer, split: Split, with_labels: bool) -> list[int]:
     """Number of tokens of every row before truncation, including a label that is a text to be generated; with choices those
     of the longest pair."""
-    if len(split.texts[0]) > 2:  # a text and its choices
+    if sequences_of(split) > 1:  # a text and its choices
         choices = range(1, len(split.texts[0]))
         pairs = (Split([(row[0], row[place]) for row in split.texts], split.labels) for place in choices)
         return list(map(max, *(tokens_of(tokenizer, each, with_labels) for each in pairs)))

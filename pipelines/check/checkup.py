@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from compressor.models.special_tokens import reads_otherwise
 from compressor.tasks import data_files, ending, named_files
 from compressor.tasks.data import task_tokenizer
-from compressor.tasks.features import targets_of, tokens_of
+from compressor.tasks.features import sequences_of, targets_of, tokens_of
 from compressor.tasks.kinds.classification import INTEGER
 from compressor.tasks.listing import NO_LABEL
 from compressor.tasks.reading import read_task, read_tests
@@ -36,7 +37,7 @@ RARE = 0.01
 
 def account_of(ready: Ready) -> dict[str, Any]:
     """The rows of every task, and the warnings about them and about stages, as JSON data."""
-    tasks, warnings = {}, [*ready.skipped]
+    tasks, warnings = {}, [*ready.skipped, *_tokenizer_warnings(ready.base.folder)]
     for path, task in ready.pipeline.all_tasks.items():
         data, kind = read_task(task), kind_of(task.kind)
         tests = read_tests(task, data.label_names)
@@ -53,6 +54,12 @@ def account_of(ready: Ready) -> dict[str, Any]:
     return {"tasks": tasks, "files": dict(_files(ready)), "warnings": warnings}
 
 
+def _tokenizer_warnings(folder: Path) -> Iterator[str]:
+    if text := reads_otherwise(folder):
+        what = f"transformers' AutoTokenizer gives '{text}' other tokens than tokenizer.json, by which texts are read here"
+        yield f"model: {what}; elsewhere load that file by PreTrainedTokenizerFast"
+
+
 def _files(ready: Ready) -> Iterator[tuple[str, dict[str, Any]]]:
     """The files and models that stages name, by stage and key."""
     for entry in ready.pipeline.stages:
@@ -61,10 +68,12 @@ def _files(ready: Ready) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def facts_of(split: Split, kind: TaskKind, task: TaskConfig, names: list[str], tokenizer) -> dict[str, Any]:
-    """Rows, labels and lengths in tokens of one split; `cut` counts rows that are truncated for the model."""
+    """Rows, labels and lengths in tokens of one split; `sequences` are the rows of the model that each row is, `cut` counts
+    rows that are truncated for the model."""
     lengths = np.array(tokens_of(tokenizer, split, kind.continues))
     return {
         "rows": len(split),
+        "sequences": sequences_of(split),
         "labels": kind.spread(split.labels, names),
         "constant": kind.constant(split.labels),
         "tokens": {

@@ -78,11 +78,17 @@ def files_of(entry: Entry, account: dict[str, Any]) -> dict[str, Any]:
 
 
 def rows_of(account: dict[str, Any]) -> dict[str, Any]:
-    """Rows of all tasks together, and the number of tokens of a mean row and of the longest one."""
+    """Rows of all tasks together, and the number of tokens of a mean row and of the longest one.
+
+    `validation` and `tests` count rows of the model. `train` counts rows of the task, as batches and steps do: each is
+    `sequences` rows of the model, more than one where it has choices, as only the rows of a single task have.
+    """
     splits = {key: [task[key] for task in account["tasks"].values()] for key in ("train", "validation")}
-    counts = {key: sum(split["rows"] for split in facts) for key, facts in splits.items()}
     scored = [facts for task in account["tasks"].values() for key, facts in task.items() if key.partition(".")[0] == "test"]
-    counts["tests"] = sum(facts["rows"] for facts in scored)
+    measured = {"validation": splits["validation"], "tests": scored}
+    counts = {key: sum(split["rows"] * split["sequences"] for split in facts) for key, facts in measured.items()}
+    counts["train"] = sum(split["rows"] for split in splits["train"])
+    counts["sequences"] = max(split["sequences"] for split in splits["train"])
     tokens = [split for facts in splits.values() for split in facts]
     rows = sum(split["rows"] for split in tokens)
     mean = sum(split["rows"] * split["tokens"]["mean"] for split in tokens) / rows
@@ -95,7 +101,7 @@ def work(entry: Entry, plan: Plan, before: Plan, rows: dict[str, Any]) -> dict[s
     usual = {"flops": 0, "seconds": 1.0, "memory": 2 * shape.bytes, "disk": 0}
     if entry.row.publishes_model:  # at most all weights; losses are computed on a few hundred rows
         measured = rows["validation"] + rows["tests"] * entry.row.scores_tests
-        usual |= {"flops": 6 * 512 * forward + measured * forward, "disk": shape.bytes}
+        usual |= {"flops": (6 * 512 * rows["sequences"] + measured) * forward, "disk": shape.bytes}
     return usual | entry.row.estimate(entry.config, plan, before, rows)
 
 

@@ -11,9 +11,11 @@ from typing import Any
 
 from compressor.errors import UserError
 from compressor.tasks import PACKED, PARQUET, ending
+from compressor.tasks.listing import NO_LABEL
 from compressor.tasks.reading import Rows, read_rows
 from compressor.tasks.sources.content import data_text
 from pipelines.init.column_names import COLUMN_NAMES
+from pipelines.init.copied_files import copies_in
 
 ENDINGS = (".tsv", ".csv", ".jsonl", PARQUET, ".conll", ".txt")
 ROLES = {
@@ -80,7 +82,7 @@ def find_files(data: Path, validates: bool = True) -> Files:
         raise UserError("E201", "no such file or folder", "Give a data file, or a folder with them", str(data))
     if not data.is_dir() and role_of(data) is None:
         return Files(data)
-    files = _data_files(data if data.is_dir() else data.absolute().parent)
+    files = _originals(_data_files(data if data.is_dir() else data.absolute().parent), data)
     train = _train_of(files, data) if data.is_dir() else data
     by_role = _by_role([path for path in files if path.name != train.name])
     if not validates:
@@ -110,6 +112,14 @@ def _data_files(folder: Path) -> list[Path]:
     for path in files:
         require_name(path)
     return [path for path in files if not (ending(path) == ".txt" and path.name.lower().startswith(PAPERS))]
+
+
+def _originals(files: list[Path], data: Path) -> list[Path]:
+    """The files without the copies that an earlier `init` made of others; with them where the user names one, or nothing else
+    is left."""
+    copies = copies_in(files[0].parent) if files else set()
+    originals = [path for path in files if path.name not in copies]
+    return files if data.name in copies or not originals else originals
 
 
 def require_name(path: Path) -> None:
@@ -164,13 +174,36 @@ def _lines(path: Path) -> list[tuple[int, str]]:
 
 def is_header(rows: Sequence[Sequence[str]]) -> bool:
     """Whether the first of several rows of one length names columns. A name is no value of its own column; it contains a usual
-    one, or else no number and no sentence."""
+    one, or else no number and no sentence, unless the cells below it show that it is a name."""
     columns = [[cell.strip() for cell in column] for column in zip(*rows, strict=True)]
     repeated = [name for name, *values in columns if name and name in values]
     names = [name for name, *_ in columns]
     if any(name.lower() in COLUMN_NAMES and name not in repeated for name in names):
         return True
-    return not repeated and not any(map(_is_value, names))
+    if _is_counted(columns):
+        return True
+    if repeated or any(map(NUMBER.fullmatch, names)):
+        return False
+    return not any(map(_is_value, names)) or any(map(_is_above_numbers, columns))
+
+
+def _is_counted(columns: Sequence[Sequence[str]]) -> bool:
+    """Whether the first cells count 0, 1, ..., as pandas names columns (and not the rows' index before them), with a text in
+    most rows of one of them: in a row of data that begins so a text would be a number."""
+    counted = columns[not columns[0][0] :]
+    numbers = [str(place) for place in range(len(counted))]
+    return [name for name, *_ in counted] == numbers and any(
+        2 * sum(bool(cell) and not NUMBER.fullmatch(cell) for cell in values) > len(values) for _, *values in counted
+    )
+
+
+def _is_above_numbers(column: Sequence[str]) -> bool:
+    """Whether the first cell is a text, and no mark of a missing number, and the others are numbers, most of them given."""
+    name, *values = column
+    given = [cell for cell in values if cell]
+    missing = name.lower() in (*(mark.lower() for mark in NO_LABEL), "none")
+    is_text = any(map(str.isalpha, name)) and not missing
+    return is_text and 2 * len(given) > len(values) and all(map(NUMBER.fullmatch, given))
 
 
 def _is_value(cell: str) -> bool:

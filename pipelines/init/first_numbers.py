@@ -14,7 +14,7 @@ from compressor.models.normalized import normalized
 from compressor.processor import default_threads, processor
 from compressor.tasks import GENERATED, MOST_TOKENS, Subset, TaskConfig
 from compressor.tasks.data import task_tokenizer
-from compressor.tasks.features import tokens_of
+from compressor.tasks.features import sequences_of, tokens_of
 from compressor.tasks.rows import Split
 from compressor.tasks.task_kind import kind_of
 from pipelines.init import defaults
@@ -117,13 +117,15 @@ def used_rows(kept: Subset | None, rows: int) -> int:
     return kept.count(rows) if kept else rows
 
 
-def time_of(plan: Plan | None, facts: Facts, mean: float, rows: dict[str, int]) -> str:
-    """Rough time of a run, in words: FLOPs of its trainings and measurements over the speed of the cores."""
+def time_of(plan: Plan | None, facts: Facts, mean: float, splits: Mapping[str, Split]) -> str:
+    """Rough time of a run, in words: FLOPs of its trainings and measurements over the speed of the cores. `splits` and the
+    `mean` tokens of a row as in `max_length`."""
     threads = default_threads()
     forward = plan.dense.flops(max(int(mean), 1)) if plan else 0
-    used = used_rows(facts.kept, rows["train"])
-    # in forward passes of the dense model: a step of tune takes 2.2, of recover half as much, and the teacher one
-    passes = used * (3.3 * facts.epochs + 1) + 10 * rows["validation"]
+    used, sequences = used_rows(facts.kept, len(splits["train"])), sequences_of(splits["train"])
+    # in forward passes of the dense model: a row of tune takes 2.2, of recover half as much, of its control again 2.2, and the
+    # teacher one
+    passes = (used * (5.5 * facts.epochs + 1) + 10 * len(splits["validation"])) * sequences
     vectors = {"avx2", "asimd"} & set(processor()["instructions"])
     seconds = FIXED_SECONDS + passes * forward / ((CORE if vectors else CORE / 5) * threads)
     return f"a run takes about {max(round(seconds / 60), 2)} minutes with {threads} free cores, roughly estimated"

@@ -13,6 +13,7 @@ from compressor.tasks import GENERATED, KINDS, Subset
 from compressor.tasks.task_kind import kind_of
 from export.runtimes.runtime_registry import DEFAULT, RUNTIMES
 from pipelines.file.yaml_source import scalar
+from pipelines.init.copied_files import copies_line
 from serving.layout.text_outputs import TEXT_SUFFIX
 
 PLAIN = re.compile(r"[A-Za-z0-9_./~][A-Za-z0-9_./:+~-]*")
@@ -22,7 +23,8 @@ PLAIN = re.compile(r"[A-Za-z0-9_./~][A-Za-z0-9_./:+~-]*")
 @dataclass(frozen=True)
 class Facts:
     """Content of the pipeline file, with reasons. `kept` are the rows to train on (None for all), `sparse` whether
-    robust PCA finds entries in so wide a model, `deploys` whether a Triton is installed for the checks of `deploy`."""
+    robust PCA finds entries in so wide a model, `deploys` whether a Triton is installed for the checks of `deploy`, `copies`
+    are the names of the data files that `init` wrote."""
 
     name: str
     data: str
@@ -42,6 +44,7 @@ class Facts:
     why: dict[str, str]
     schema: str | None = None
     test: str | None = None
+    copies: Sequence[str] = ()
 
     @property
     def classifies(self) -> bool:
@@ -55,7 +58,11 @@ def quoted(value: str) -> str:
         plain = PLAIN.fullmatch(value) and not value.endswith(":") and ": " not in value and scalar(value) == value
     except ValueError:
         plain = False
-    return value if plain else json.dumps(value, ensure_ascii=False)
+    if plain:
+        return value
+    # a control character is refused in YAML, and some others end a line
+    letters = json.dumps(value, ensure_ascii=False)
+    return "".join(letter if letter.isprintable() else f"\\U{ord(letter):08x}" for letter in letters)
 
 
 def pipeline_text(facts: Facts) -> str:
@@ -71,8 +78,9 @@ def _comment(text: str) -> str:
 
 def _head(facts: Facts) -> str:
     schema = f"# yaml-language-server: $schema={facts.schema}\n" if facts.schema else ""
+    copies = f"\n{copies_line(facts.copies)}" if facts.copies else ""
     return f"""
-{schema}# Made by `compress init` from {_comment(facts.data)}. Every value may be changed; what was guessed says why.
+{schema}# Made by `compress init` from {_comment(facts.data)}. Every value may be changed; what was guessed says why.{copies}
 #
 #   compress check FILE              reads the model and the data, trains nothing
 #   compress run FILE                runs the stages; a second run reuses what is done

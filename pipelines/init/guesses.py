@@ -56,6 +56,11 @@ class DataColumn:
         return sorted(values, key=float) if self.numbers else values
 
     @cached_property
+    def given(self) -> DataColumn:
+        """The column without its empty cells."""
+        return DataColumn(self.name, [value for value, text in zip(self.values, self.texts, strict=True) if text])
+
+    @cached_property
     def filled(self) -> bool:
         return all(self.texts) and not self.lists
 
@@ -75,7 +80,7 @@ class DataColumn:
     @cached_property
     def wordy(self) -> bool:
         """Whether the values have several words on average."""
-        words = sum(len(text.split()) for text in self.texts) / len(self.texts)
+        words = sum(len(text.split()) for text in self.texts) / max(len(self.texts), 1)
         return not self.lists and not self.numbers and words >= 2.5
 
     @property
@@ -96,8 +101,9 @@ class DataColumn:
 
     @property
     def labels(self) -> bool:
-        """Whether the values may be labels: classes, or numbers."""
-        return self.filled and (self.classes or (self.numbers and len(self.distinct) > 1))
+        """Whether the values may be labels: classes, or numbers. Empty cells are passed over: reading the rows tells where."""
+        given = self.given
+        return given.classes or (given.filled and given.numbers and len(given.distinct) > 1)
 
     def sample(self) -> str:
         """Some of the column's values, for a message."""
@@ -138,12 +144,15 @@ def guess(table: DataTable, text: Sequence[str] = (), label: str | None = None, 
         why = f"spans of a text: {', '.join(marked[0][1:])}"
         return Guess("marked", *marked, {"kind": why, "text": why, "label": why})
     lists = list_column(values) if label is None and kind in (None, "multilabel") else None
-    if lists and (kind or lists.strip().lower() in LABELS or not any(name.strip().lower() in LABELS for name in columns)):
+    named = _all_named(LABELS, columns)
+    first = next((name for name in named if name == lists or columns[name].labels), None)
+    if lists and (kind or first == lists or not named):
         label, kind = lists, "multilabel"
-        given = {"kind": f"'{lists}' holds lists of labels", "label": "the only column with lists of labels"}
-    label, why_label = (label, given.get("label", "as given")) if label else _label(table, columns, text)
+        why = f"a column called {lists}" if lists in named else "the only column with lists of labels"
+        given = {"kind": f"'{lists}' holds lists of labels", "label": why}
+    label, why_label = (label, given.get("label", "as given")) if label else _label(table, columns, text, kind)
     text, why_text = (tuple(text), "as given") if text else _text(table, columns, label)
-    kind, why_kind = (kind, given.get("kind", "as given")) if kind else _kind(table, columns[label])
+    kind, why_kind = (kind, given.get("kind", "as given")) if kind else _kind(table, columns[label].given)
     return Guess(kind, text, label, {"kind": why_kind, "text": why_text, "label": why_label})
 
 
@@ -180,13 +189,15 @@ def _prompted(columns: dict[str, DataColumn], kind: str | None) -> tuple[str, st
     return None
 
 
-def _label(table: DataTable, columns: dict[str, DataColumn], text: Sequence[str]) -> tuple[str, str]:
+def _label(table: DataTable, columns: dict[str, DataColumn], text: Sequence[str], kind: str | None) -> tuple[str, str]:
     """The column of labels: by its name, else the only candidate. Raises UserError E131."""
     free_columns = {name: column for name, column in columns.items() if name not in text}
     for name in _all_named(LABELS, free_columns):
         if free_columns[name].labels:
             return name, f"a column called {name}"
-    able = [column for column in free_columns.values() if column.classes or (column.filled and column.fractions)]
+    # without a usual name a column with empty cells is taken for something else, unless they are rows without a label
+    judged = [column.given if kind == "multilabel" else column for column in free_columns.values()]
+    able = [column for column in judged if column.classes or (column.filled and column.fractions)]
     for chosen, why in (
         (able, "the only column with few values"),
         ([candidate for candidate in able if candidate.counted], "the only column that counts 0, 1, ..."),

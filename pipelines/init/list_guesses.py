@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from compressor.tasks.kinds.spans import answer_pairs
+from pipelines.init.column_names import LABELS
 
 Columns = Mapping[str, Sequence[Any]]
 PREMISES = ("premise", "question", "context", "startphrase", "sent1", "goal", "text", "ctx", "sentence")
@@ -17,9 +18,14 @@ RIGHT = ("label", "answer", "gold", "gold_label")
 
 
 def list_column(columns: Columns) -> str | None:
-    """The only column in which every row has a list of labels; None where there is none, or several."""
-    found = [name for name, values in columns.items() if all(map(is_labels, values)) and any(values)]
-    return found[0] if len(found) == 1 else None
+    """The first column with a usual name that holds lists of labels; some may be missing, which reading the rows refuses. Else
+    the only column in which every row has a list of labels; None where there is none, or several."""
+    found = [
+        name for name, values in columns.items() if any(values) and all(value is None or is_labels(value) for value in values)
+    ]
+    spelt = {name.strip().lower(): name for name in found}
+    whole = [name for name in found if None not in columns[name]]
+    return next((spelt[name] for name in LABELS if name in spelt), whole[0] if len(whole) == 1 else None)
 
 
 def answer_columns(columns: Columns) -> tuple[str, str, str] | None:

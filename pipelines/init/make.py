@@ -121,7 +121,7 @@ def make(options: InitOptions, say: Say = lambda title, text: None) -> Made:
         tables = {"train": train, "validation": validation, **({"test": test} if test else {})}
         paths = {role: _placed(table, f"{prefix}-{role}", scratch) for role, table in tables.items()}
         given |= {str(paths[role]): table for role, table in tables.items() if table.copy}
-        copies = [options.out.parent / path.name for path in paths.values() if path.parent == scratch]
+        copies = [path.name for path in paths.values() if path.parent == scratch]
         task, read = _task(guessed, paths)
         splits = {"train": read.train, "validation": read.validation, **read_tests(task, read.label_names)}
         rows = {role: len(split.labels) for role, split in splits.items()}
@@ -139,12 +139,13 @@ def make(options: InitOptions, say: Say = lambda title, text: None) -> Made:
             "sparse": has_places(model, guessed.kind),
             "rows": rows["train"],
             "kept": kept,
+            "copies": copies,
         }
         facts = _facts(options, guessed, name, paths, scratch, numbers, why_length)
-        _check_free(options, files, copies)
+        _check_free(options, files, [options.out.parent / copy for copy in copies])
         plan = _write_and_check(facts, options, paths, scratch, model)
         written = _move(scratch, options.out)
-    return Made(written, time_of(plan, facts, mean, rows))
+    return Made(written, time_of(plan, facts, mean, splits))
 
 
 def _chosen(options: InitOptions) -> Files:
@@ -331,7 +332,7 @@ def _facts(
     numbers: dict[str, Any],
     why_length: str,
 ) -> Facts:
-    """All facts for the pipeline file; `numbers` are those in it."""
+    """All facts for the pipeline file; `numbers` are those in it, and the names of the copies."""
     try:
         find_bundle()
         deploys = True

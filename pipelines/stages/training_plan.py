@@ -98,13 +98,14 @@ def estimate(config: TrainingConfig, plan: Plan, before: Plan, rows: dict[str, A
     shape, trained = plan.shape, plan.trainable[-1][1] + plan.shape.head
     trains_base = method(plan.trained[-1].method).trains_base
     learned, mean = _learned(config, rows)
-    taken, backward = learned * config.passes(learned), 3 if trains_base else 2
+    sequences = rows.get("sequences", 1)
+    taken, backward = learned * config.passes(learned), (3 if trains_base else 2) * sequences
     evaluated = rows["validation"] * (1 + config.evaluations(taken / learned, learned)) + rows.get("tests", 0)
     flops = backward * shape.flops(mean) * taken + evaluated * shape.flops(rows["mean"])
     teacher = bool(getattr(config, "distill", False))
     of_teacher = rows.get("teacher", {"flops": plan.dense.flops(mean), "bytes": plan.dense.bytes})
     if teacher:
-        flops += learned * of_teacher["flops"]
+        flops += learned * sequences * of_teacher["flops"]
     length = min(rows["longest"], plan.length)
     # the control, one after the other, is as large as the dense model
     control = plan.tuned if getattr(config, "control", False) else None
@@ -119,7 +120,7 @@ def estimate(config: TrainingConfig, plan: Plan, before: Plan, rows: dict[str, A
         "seconds": 3.0,
         "memory": largest.bytes
         + (16 if config.keep_best else 12) * trained
-        + config.batch_size * saved_bytes(largest, length)
+        + config.batch_size * sequences * saved_bytes(largest, length)
         + teacher * of_teacher["bytes"],
         "disk": disk,
     }

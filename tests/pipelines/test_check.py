@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from compressor.tasks import TaskConfig
+from compressor.tasks.reading import read_task
 from compressor.tasks.rows import Split
 from compressor.tasks.task_kind import kind_of
-from pipelines.check.checkup import warnings_of
+from pipelines.check.checkup import account_of, warnings_of
+from pipelines.check.estimate import rows_of, work
+from pipelines.engine.preflight import check_inputs, make_plans
 from pipelines.engine.stage import Stage, StageConfig
 from pipelines.file.config import load_pipeline
+from serving import bundle
 from tests.pipelines import toys
 from tests.pipelines.toys import tree
 from tests.tiny import write_pipeline
@@ -50,6 +56,29 @@ def test_rows_that_are_too_long_stop_a_run_before_it_writes_anything(tmp_path, c
         assert all("longer than max_length 4" in line for line in lines)
         assert [f"task.{key})" in line for key, line in zip(("train", "validation"), lines, strict=True)] == [True, True]
     assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("lacks", "told"),
+    [
+        ("libpython", r"E703 .*: stage 'deploy' starts a server: .* needs libpythonNONE\.so\.1\.0, .*Or leave out the stage"),
+        ("cache", r"E801 .*taken: stage 'deploy' starts a server: a file, where a folder is needed\. Set XDG_CACHE_HOME to "),
+    ],
+)
+def test_what_triton_lacks_stops_a_run_before_it_writes_anything(tmp_path, compress, write, monkeypatch, lacks, told):
+    """Not after all training, in deploy."""
+    path = write(stages=[*STAGES[:3], {"deploy": {"name": "x"}}])
+    (tmp_path / "taken").touch()
+    if lacks == "libpython":
+        monkeypatch.setattr(bundle.sysconfig, "get_config_var", lambda name: "NONE")
+    else:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "taken"))
+    before = tree(tmp_path)
+    for command in (("run", path, "--out", tmp_path / "runs"), ("check", path)):
+        code, shown, error = compress(*command)
+        assert (code, shown) == (2, "") and re.match(told, error)
+    assert tree(tmp_path) == before
+    assert compress("check", write(stages=STAGES[:3]))[0] == 0, "nothing is deployed"
 
 
 def test_a_mark_that_is_cut_off_stops_a_run_before_it_writes_anything(tmp_path, compress, write):
@@ -277,3 +306,46 @@ def test_a_new_stage_whose_row_says_nothing_takes_the_usual(compress, write, mon
     toys.add(monkeypatch, new)
     code, shown, _ = compress("check", write(stages=[*STAGES[:1], {"probe": None}]))
     assert code == 0 and "time" in shown
+
+
+def estimates_of(path: Path) -> tuple[list[dict[str, float]], list[int]]:
+    """What every stage of a pipeline is estimated to need, and the FLOPs of a mean row in the model behind each."""
+    ready = check_inputs(load_pipeline(path))
+    plans, rows = make_plans(ready), rows_of(account_of(ready))
+    before = (plans[0], *plans[:-1])
+    works = [work(entry, *of, rows) for entry, *of in zip(ready.pipeline.stages, plans, before, strict=True)]
+    return works, [plan.shape.flops(rows["mean"]) for plan in plans]
+
+
+def test_a_row_with_choices_is_estimated_as_its_pairs(tmp_path):
+    """A batch of 8 rows with three choices is one of 24 pairs, and every pass over the rows is three times as long."""
+
+    def stages(rows: int) -> list:
+        training = {"method": "lora", "rank": 2, "epochs": 1, "batch_size": 8 * rows}
+        prune = {"items": [{"structure": "neurons", "criterion": "taylor", "remove": 4}], "refit": 10 * rows}
+        select = {"score": "fish", "count": 2, "samples": 20 * rows}
+        tune = {"tune": {**training, "method": "dsee"}}
+        return [{"select": select}, tune, {"prune": prune}, {"recover": training}, {"merge": None}, {"export": None}]
+
+    path = write_pipeline(tmp_path, kind="choices", stages=stages(1))
+    task = load_pipeline(path).task
+    data = read_task(task)
+    for name, split in (("train", data.train), ("dev", data.validation)):
+        pairs = [f"{first}\t{choice}\t{n / 2}" for first, *choices in split.texts for n, choice in enumerate(choices)]
+        (tmp_path / f"{name}-pairs.tsv").write_text("\n".join(["first\tsecond\tscore", *pairs]) + "\n")
+    pair = {"kind": "regression", "train": "train-pairs.tsv", "validation": "dev-pairs.tsv", "max_length": 32}
+    pair |= {"text": ["first", "second"], "label": "score"}
+    paired = tmp_path / "pairs.yaml"
+    paired.write_text(json.dumps({"name": "pairs", "model": "./model", "task": pair, "stages": stages(3)}))
+    (of_choices, passes), (of_pairs, _) = estimates_of(path), estimates_of(paired)
+    # losses are computed on as many rows of every kind, and those with three choices have two more pairs each
+    for stage, model in (("prune", passes[1]), ("merge", passes[4])):
+        of_pairs[["select", "tune", "prune", "recover", "merge"].index(stage)]["flops"] += 2 * 6 * 512 * model
+    assert of_choices == of_pairs
+
+
+def test_a_tokenizer_that_transformers_reads_otherwise_is_told(tmp_path, compress, write):
+    path = write(stages=STAGES[:2])
+    check_warnings(compress, path, "model", [])
+    (tmp_path / "model" / "tokenizer_config.json").write_text("{}")  # then a BertTokenizer, which lowers the case
+    check_warnings(compress, path, "model", ["AutoTokenizer gives 'a Good film' other tokens than tokenizer.json"])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from compressor.errors import UserError
@@ -19,10 +19,12 @@ from compressor.tasks import KINDS as KINDS_OF_TASKS
 from compressor.tasks import Subset
 from compressor.tasks.data import read_data
 from compressor.tasks.reading import read_task
+from pipelines.check.checkup import account_of
 from pipelines.engine.preflight import check_inputs, make_plan
 from pipelines.file.config import load_pipeline
 from pipelines.file.yaml_source import parse, read_yaml
 from pipelines.init import defaults
+from pipelines.init.copied_files import copies_in, copies_line
 from pipelines.init.data_files import find_files, is_header, read_table, role_of
 from pipelines.init.first_numbers import kept_share, timed_length, used_rows
 from pipelines.init.first_pipeline import quoted
@@ -128,6 +130,16 @@ def test_what_is_not_clear_is_asked(tmp_path, files, what):
         ([["main", "0024", "2.5"], ["main", "0033", "3.6"]], False),
         ([["is it so", "question"], ["so it is", "answer"], ["is it", "question"]], False),  # a usual name is a class
         ([["y", "it is"], ["n", "is not"], ["y", "so"]], False),
+        ([["0", "1"], ["a fine film", "neg"], ["bad", "pos"]], True),  # as pandas names columns
+        ([["", "0", "1"], ["0", "1984", "1"], ["1", "a fine film", "0"], ["2", "bad", "1"]], True),  # with its index
+        ([["0", "1"], ["1", "0"], ["2", "1"]], False),
+        ([["1984", "pos"], ["a fine film", "neg"], ["bad", "pos"]], False),
+        ([["How was your stay?", "Rating 1-5"], ["good", "5"], ["bad", "1"]], True),
+        ([["How was your stay?", "Rating 1-5"], ["good", "5"], ["so", ""], ["bad", "1"]], True),
+        ([["What a film!", "nan"], ["good", "5"], ["bad", "1"]], False),
+        ([["What a film!", "4/5"], ["good", "5"], ["bad", "1"]], False),
+        ([["What a film!", "to do"], ["good", ""], ["bad", ""], ["so", "1"]], False),
+        ([["What a film!", "4"], ["10", "5"]], False),
     ],
 )
 def test_a_header_is_told_from_data(lines, header):
@@ -213,6 +225,22 @@ GUESSES = {
         )
         for first, second in (("query", "document"), ("question", "context"), ("claim", "evidence"), ("text", "hypothesis"))
     },
+    "one label is missing": (
+        rows("text", "label", "source", values=lambda n: (f"it is {n}", "ab"[n % 2] * (n != 7), ("web", "email")[n % 3 > 0])),
+        ("classification", ("text",), "label"),
+    ),
+    "one number is missing": (
+        rows("text", "score", "source", values=lambda n: (f"it is {n}", f"{n / 8}" * (n != 7), ("web", "email")[n % 3 > 0])),
+        ("regression", ("text",), "score"),
+    ),
+    "one label of an answer is missing": (
+        rows("question", "answer", "label", values=lambda n: (f"what is {n}", f"it is {n} of course", "01"[n % 2] * (n != 7))),
+        ("classification", ("question", "answer"), "label"),
+    ),
+    "no label of an answer": (
+        rows("question", "answer", "label", values=lambda n: (f"what is {n}", f"it is {n} of course", "")),
+        ("generation", ("question",), "answer"),
+    ),
     "SWAG": (
         rows("sent1", "sent2", "startphrase", "ending0", "ending1", "label", values=lambda n: (*"abcde", "01"[n % 2])),
         ("choices", ("startphrase", "ending0", "ending1"), "label"),
@@ -284,6 +312,29 @@ def test_lists_of_numbers_are_several_labels(tmp_path):
         assert (found.kind, found.text, found.label) == ("multilabel", ("text",), "labels")
     with pytest.raises(UserError, match="E131 "):
         guess(table(tmp_path, jsonl(*({**line, "labels": [True]} for line in lines)), "jsonl"))
+
+
+@pytest.mark.parametrize(("other", "values"), [("tags", ["web"]), ("source", "web"), ("topic", ["x", "y"])])
+def test_a_row_without_its_list_of_labels_hides_no_column(tmp_path, other, values):
+    """Reading the rows names it; the other column would be learnt."""
+    lines = [{"text": f"it is {n}", "labels": None if n == 7 else ["a", "b"][: n % 2 + 1], other: values} for n in range(40)]
+    lines[3][other] = type(values)(reversed(values))
+    found = guess(table(tmp_path, jsonl(*lines), "jsonl"))
+    assert (found.kind, found.label, found.why["label"]) == ("multilabel", "labels", "a column called labels")
+
+
+@pytest.mark.parametrize("first", [None, []])
+def test_a_label_is_not_the_list_with_a_later_usual_name(tmp_path, first):
+    lines = [{"text": f"it is {n}", "label": "ab"[n % 2], "topic": ["x", "y"][: n % 2 + 1] if n else first} for n in range(40)]
+    found = guess(table(tmp_path, jsonl(*lines), "jsonl"))
+    assert (found.kind, found.label) == ("classification", "label")
+
+
+@pytest.mark.parametrize("name", ["labels", "emotions"])
+def test_of_many_labels_a_row_may_have_none(tmp_path, name):
+    text = rows("text", name, values=lambda n: (f"it is {n}", "joy,love"[: (0, 3, 8)[n % 3]]))
+    found = guess(table(tmp_path, text), kind="multilabel")
+    assert (found.kind, found.text, found.label) == ("multilabel", ("text",), name)
 
 
 @pytest.mark.parametrize(
@@ -429,6 +480,24 @@ def test_the_target_that_a_comment_offers_is_a_valid_one(kind, goal, tmp_path, m
     assert make_plan(check_inputs(pipeline)) and pipeline.stages[1].config.search.target.goal == goal
 
 
+@pytest.mark.parametrize(("kind", "sequences"), [("classification", 1), ("choices", 3)])
+def test_the_time_counts_every_training_and_every_choice(kind, sequences, tmp_path, models, monkeypatch):
+    """A row of tune takes 2.2 forward passes, of recover half as much, of the control 2.2 again, and the teacher one."""
+    for name, value in (("CORE", 50.0), ("FIXED_SECONDS", 0)):
+        monkeypatch.setattr(f"pipelines.init.first_numbers.{name}", value)
+    lines_of(kind, tmp_path / "data")
+    made = make(InitOptions(tmp_path / "data", tmp_path / "p.yaml", model=str(models / "bert")))
+    pipeline = load_pipeline(made.files[0])
+    recover = next(entry.config for entry in pipeline.stages if entry.name == "recover")
+    assert (recover.epochs, recover.control, recover.distill) == (10, True, "logits")
+    ready = check_inputs(pipeline)
+    train, validation = (account_of(ready)["tasks"]["task"][key] for key in ("train", "validation"))
+    passes = sequences * (train["rows"] * (10 * (2.2 + 1.1 + 2.2) + 1) + 10 * validation["rows"])
+    forward = make_plan(ready).dense.flops(int(train["tokens"]["mean"]))
+    minutes, threads = map(int, re.search("about ([0-9]+) minutes with ([0-9]+) free", made.time).groups())
+    assert minutes == pytest.approx(passes * forward / (50 * threads) / 60, rel=1e-6)
+
+
 def test_variants_are_offered_where_texts_have_some(tmp_path, models):
     """Not of marked texts, whose marks they would move."""
     for kind in ("classification", "marked"):
@@ -540,6 +609,42 @@ def test_data_are_never_replaced_by_their_copy(compress, models, tmp_path):
         assert (other.read_text(), source.read_text(), sorted(tmp_path.rglob("*"))) == (lines, GOOD, before)
     missing = ("--validation", tmp_path / "none.tsv", "--force")
     assert compress("init", source, "--model", models / "bert", *missing, "--out", other)[2].startswith("E201 ")
+
+
+@pytest.mark.parametrize("name", ["train.tsv", "reviews.tsv"])
+def test_copies_of_an_earlier_init_are_no_data(compress, models, tmp_path, name):
+    """They would be trained on, or validated with, as if they were the user's."""
+    folder = write(tmp_path / "set", **{name.replace(".", "__"): GOOD})
+    copies = [folder / f"set-{role}.jsonl" for role in ("train", "validation")]
+    init = ("init", folder, "--model", models / "bert", "--schema", "--out", folder / "pipeline.yaml", "--split")
+    for share, counts in ((0.25, (12, 4)), (0.5, (8, 8))):
+        code, shown, error = compress(*init, share, "--force")
+        assert (code, error) == (0, "") and f"rows of {folder / name} (" in shown
+        assert tuple(len(copy.read_text().splitlines()) for copy in copies) == counts
+    files = find_files(folder)
+    assert (files.train.name, files.validation) == (name, None)
+    assert find_files(folder / name).validation is None
+    assert find_files(copies[0]).validation == copies[1], "named by the user"
+    (folder / name).unlink()
+    assert find_files(folder).train == copies[0], "nothing else is left"
+    os.mkfifo(folder / "pipe.yaml")
+    (folder / "other.yaml").write_text(f"{copies_line(['x'])[:-1]}\n")
+    assert copies_in(folder) == {copy.name for copy in copies}
+
+
+def test_an_earlier_pipeline_of_the_users_own_files_leaves_none_of_them_out(compress, models, tmp_path):
+    folder = write(tmp_path / "set", **{"set-train__tsv": GOOD, "set-dev__tsv": GOOD})
+    for _ in range(2):
+        code, shown, error = compress("init", folder, "--model", models / "bert", "--force", "--out", folder / "pipeline.yaml")
+        assert (code, error) == (0, "") and f"rows of {folder / 'set-train.tsv'}" in shown
+
+
+def test_a_missing_label_is_told_with_its_line(ask, data):
+    lines = [f"the film {n}\t{'' if n == 7 else 'ab'[n % 2]}\t{('web', 'email')[n % 3 > 0]}" for n in range(20)]
+    for name in ("train", "dev"):
+        (data / f"{name}.tsv").write_text("\n".join(["sentence\tlabel\tsource", *lines]) + "\n")
+    code, _, error = ask()
+    assert code == 2 and all(f"E207 {data / name}.tsv:9: column 'label' holds ''" in error for name in ("train", "dev")), error
 
 
 def test_a_failure_leaves_nothing_behind(ask, data, tmp_path, compress):
@@ -897,7 +1002,9 @@ def test_a_name_that_is_not_utf8_is_refused(ask, data):
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1))
+@given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
+@example("it\x92s")
+@example("a\x7f\x85\u2028\ufeff\uffff\U000e0001")
 def test_any_text_is_quoted_right(text):
     assert parse(f"key: {quoted(text)}\nlist: [{quoted(text)}, b]\n", "x").data == {"key": text, "list": [text, "b"]}
 

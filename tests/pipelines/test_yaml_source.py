@@ -142,6 +142,7 @@ def test_how_many_faults_are_left_untold_is_told(tmp_path):
         ("name: x\n".encode("utf-16-be"), "{path}:1: UTF-16, not UTF-8. Convert it: iconv -f utf-16be -t utf-8"),
         ("name: x\n".encode("utf-32"), "{path}:1: UTF-32, not UTF-8. Convert it: iconv -f utf-32 -t utf-8"),
         (b"name: caf\xe9\n", "{path}:1: not UTF-8. Convert it: iconv -f latin1 -t utf-8"),
+        (b"name: x\nmodel: caf\xe9\x92s\n", "{path}:2: not UTF-8. Convert it: iconv -f cp1252 -t utf-8"),
         (b"name: x\nmodel: \0\n", "{path}:2: a NUL byte, which no text holds"),
     ],
 )

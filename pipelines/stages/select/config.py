@@ -158,7 +158,7 @@ SECONDS_A_MATRIX = 0.1
 
 def estimate(config: SelectConfig, plan: Plan, before: Plan, rows: dict[str, Any]) -> dict[str, float]:
     """Three passes for each row with gradients, and every matrix once."""
-    passes = 3 * (config.samples or DEFAULT_SAMPLES) if reads_data(config) else 0
+    passes = 3 * (config.samples or DEFAULT_SAMPLES) * rows["sequences"] if reads_data(config) else 0
     matrices = len(plan.shape.matrices(config.modules))
     return {"flops": passes * plan.shape.flops(rows["mean"]), "seconds": 1 + SECONDS_A_MATRIX * matrices}
 
