@@ -1,4 +1,4 @@
-"""What a deployment publishes, a model of a run's repository, and how."""
+"""What a deployment publishes, a model of a repository, and how."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 from google.protobuf import text_format
 
 from compressor.digests import sha256_of
-from serving.deployment.target import CONFIG
-from serving.repository import read_config
+from serving.deployment.target import CONFIG, is_beside, version_files
+from serving.repository import read_config, version_folders
 
 
 @dataclass(frozen=True)
@@ -27,20 +27,22 @@ class Options:
 
 @dataclass(frozen=True)
 class Source:
-    """One model of a repository that a run wrote: version 1, its config and the files that this names."""
+    """One model of a repository, that of a run or one that holds several versions: the newest, its config and the files that
+    this names."""
 
     name: str
     folder: Path
 
-    @property
+    @cached_property
     def version(self) -> Path:
-        return self.folder / "1"
+        """The newest version's folder. Raises UserError E727 where there is none."""
+        return version_folders(self.folder)[-1]
 
     @property
     def beside(self) -> dict[str, bytes]:
         """The config and the files that it names: path -> content."""
-        files = (path for path in self.folder.rglob("*") if path.is_file() and not path.is_relative_to(self.version))
-        return {path.relative_to(self.folder).as_posix(): path.read_bytes() for path in files}
+        files = {path.relative_to(self.folder).as_posix(): path for path in self.folder.rglob("*") if path.is_file()}
+        return {name: path.read_bytes() for name, path in files.items() if is_beside(name)}
 
     def beside_as(self, name: str) -> dict[str, bytes]:
         """The same for the model under another name."""
@@ -50,7 +52,8 @@ class Source:
 
     @cached_property
     def sha256(self) -> str:
-        """Over every file: names and contents."""
-        files = sorted(path for path in self.folder.rglob("*") if path.is_file())
-        listed = "".join(f"{path.relative_to(self.folder).as_posix()} {sha256_of(path)}\n" for path in files)
+        """Over every file: names and contents. The version counts as version 1, as which a run wrote it."""
+        files = {f"1/{name}": path for name, path in version_files(self.version).items()}
+        files |= {name: self.folder / name for name in self.beside}
+        listed = "".join(f"{name} {sha256_of(files[name])}\n" for name in sorted(files, key=Path))
         return hashlib.sha256(listed.encode()).hexdigest()

@@ -130,17 +130,18 @@ class Target:
         home = f"{self.path(model)}/"
         names = (path.partition(home)[2] for path in self.files.find(home))
         # the config last: with it, all is kept
-        for name in sorted((name for name in names if not re.match(r"[0-9]+/|\.", name)), key=CONFIG.__eq__):
+        for name in sorted(filter(is_beside, names), key=CONFIG.__eq__):
             self._write(self.path(model, version, BESIDE, name), self.files.cat_file(home + name))
 
     def put(self, source: Path, model: str, version: int, beside: dict[str, bytes], record: dict[str, Any]) -> None:
         """Copy the version folder `source` to `version` of `model`, whole or not at all where the storage can rename.
 
-        `beside` are the model's config and the files that it names (path -> content), kept in BESIDE."""
+        `beside` are the model's config and the files that it names (path -> content), kept in BESIDE. What was kept so in
+        `source`, which may have been published itself, is left out."""
         # the record first: a version whose upload was killed is known by it
         contents: dict[str, bytes | Path] = {RECORD: json.dumps(record, indent=1).encode()}
         contents |= {f"{BESIDE}/{name}": content for name, content in beside.items()}
-        contents |= {path.relative_to(source).as_posix(): path for path in sorted(source.rglob("*")) if path.is_file()}
+        contents |= version_files(source)
         place = self.path(model, version)
         if self.local:
             self._put_at_once(contents, model, place)
@@ -245,6 +246,17 @@ class Target:
                 _remove_empty(path.parent)
         for path in root.rglob(f".*{NEW}"):
             path.unlink(missing_ok=True)
+
+
+def is_beside(name: str) -> bool:
+    """Whether the file at this path in a model's folder stands beside the versions, and is not hidden."""
+    return not re.match(r"[0-9]+/|\.", name)
+
+
+def version_files(version: Path) -> dict[str, Path]:
+    """The files of a version folder by their paths in it, without those that publishing it added: BESIDE and RECORD."""
+    files = {path.relative_to(version).as_posix(): path for path in sorted(version.rglob("*")) if path.is_file()}
+    return {name: path for name, path in files.items() if name != RECORD and not name.startswith(f"{BESIDE}/")}
 
 
 def _remove_empty(folder: Path) -> None:

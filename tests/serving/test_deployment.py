@@ -23,7 +23,7 @@ from pipelines.cli.work.deploy_work import header_of, table
 from pipelines.runs.served import find_repository
 from serving.deployment.answers import differences, read_answers, write_answers
 from serving.deployment.publish import Options, deploy, roll_back, status
-from serving.deployment.target import CONFIG, STAGED, Target
+from serving.deployment.target import CONFIG, LOCK, STAGED, Target
 from serving.deployment.triton_control import Control
 
 ROOT = Path(__file__).parents[2]
@@ -119,6 +119,32 @@ def test_a_run_is_recorded_by_the_name_of_its_folder_wherever_one_is(make_run, t
             main(["deploy", run, "--to", str(tmp_path / place)], prog_name="compress")
         assert not end.value.code
         assert {state.run for state in status(Target.at(str(tmp_path / place)), None)} == {name}
+
+
+def test_the_newest_version_of_a_repository_goes_to_another(make_run, tmp_path):
+    """With what stands beside the versions, and nothing of the other versions or of its own record."""
+    first, second = (Target.at(str(tmp_path / name)) for name in ("staging", "production"))
+    runs = [make_run(seed) for seed in (0, 1)]
+    for seed, run in enumerate(runs):
+        deploy(run, first, None, Options(str(seed), keep=1))
+        first.mark(NAME, seed + 1, proven=True)
+    for seed in (2, 3, 4):
+        deploy(make_run(seed, labels=("bad", "fair", f"good {seed}")), second, None, Options(str(seed)))
+    (tmp_path / "staging" / NAME / ".staged-0123abcd").mkdir()
+    (tmp_path / "staging" / NAME / ".staged-0123abcd" / "half").touch()
+    before = {version: contents(tmp_path / "production" / NAME / version) for version in "23"}
+    (done,) = deploy(tmp_path / "staging", second, None, Options("staging"))
+    assert (done.version, done.before, second.versions(NAME)) == (4, 3, [2, 3, 4])
+    assert {version: contents(tmp_path / "production" / NAME / version) for version in "23"} == before
+    record = second.record(NAME, 4)
+    assert (record["run"], record["proven"], record["finished"]) == ("staging", False, True)
+    record = Path("published.json")
+    newest, published = (contents(tmp_path / place) for place in (f"staging/{NAME}/2", f"production/{NAME}/4"))
+    assert newest.pop(record) != published.pop(record) and newest == published
+    assert (tmp_path / "production" / NAME / "labels.txt").read_text() == "bad\nfair\ngood\n"
+    assert not (tmp_path / "production" / NAME / ".staged-0123abcd").exists()
+    for again in (tmp_path / "staging", runs[1]):
+        assert not deploy(again, second, None, Options("again"))[0].fresh, "it is this very one"
 
 
 def test_old_versions_are_removed(make_run, target):
@@ -484,6 +510,8 @@ def test_a_location_that_cannot_be_opened(location, tmp_path, monkeypatch):
 def test_an_empty_folder_is_a_repository_where_models_come_later(tmp_path):
     with pytest.raises(UserError, match="E805"):
         find_repository(tmp_path)
+    assert find_repository(tmp_path, empty=True).repository == tmp_path
+    (tmp_path / LOCK).touch()  # a first deployment that failed leaves it
     assert find_repository(tmp_path, empty=True).repository == tmp_path
     (tmp_path / "notes.txt").touch()
     with pytest.raises(UserError, match="E805"):
