@@ -13,6 +13,7 @@ from itertools import count
 from pathlib import Path
 
 from compressor.errors import UserError
+from compressor.processor import free_memory
 from serving.client import Client
 from serving.loadtest.answer_check import check_answers
 from serving.loadtest.arrivals import Load
@@ -53,7 +54,7 @@ class Bench:
     def evaluate(self, trials: Sequence[Trial], rounds: int) -> None:
         """Add rounds to the trials: every setting once, then all again in the other order. Raises UserError E7xx."""
         each = self._bytes(trials[0].setting) / trials[0].setting.instances
-        for group in grouped(trials, each, MEMORY_SHARE * available_bytes()):
+        for group in grouped(trials, each, MEMORY_SHARE * free_memory()):
             with self.serve([trial.setting for trial in group]) as targets:
                 for number in range(rounds):
                     for trial in group[:: -1 if number % 2 else 1]:
@@ -127,9 +128,3 @@ def grouped(trials: Sequence[Trial], each: float, available: float) -> list[list
             groups.append([])
         groups[-1].append(trial)
     return groups
-
-
-def available_bytes() -> float:
-    """Memory that the kernel says is available."""
-    line = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable"))
-    return float(line.split()[1]) * 1024

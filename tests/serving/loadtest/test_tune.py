@@ -157,6 +157,15 @@ def test_settings_that_do_not_fit_in_memory_together_are_apart():
         grouped(several, each=1.0, available=3.0)
 
 
+def test_the_memory_for_settings_is_that_of_the_container(tmp_path, classifier, monkeypatch):
+    """Its limit may be a small part of the host's memory."""
+    folder = write_repository(tmp_path / "models", "m", classifier, facts=FACTS, knobs=KNOBS)
+    made = bench.Bench(folder, None, tmp_path, protocol="http", seconds=0.1, say=print)
+    monkeypatch.setattr(bench, "free_memory", lambda: 1e6)
+    with pytest.raises(UserError, match=r"E752 1 instances of the model need about .* and 0\.0 GB are free for them"):
+        made.evaluate([Trial(Setting(1, 1, None), 1.0)], 1)
+
+
 def test_the_rate_of_random_arrivals_that_keeps_the_limit():
     rows = [{"rate": rate, "in_time": share} for rate, share in ((50, 1.0), (60, 0.995), (70, 0.98), (80, 0.991))]
     assert within_limit(rows) == 60 and within_limit(rows[2:]) is None
