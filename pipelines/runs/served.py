@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compressor.errors import UserError
-from pipelines.runs.finished import open_run
+from compressor.run_store import is_run
+from pipelines.runs.finished import FinishedRun, open_run
+from serving.deployment.target import LOCK
 from serving.repository import model_names
 from serving.running import log_folder
 
@@ -18,7 +20,7 @@ REPOSITORY = "repository"
 
 @dataclass(frozen=True)
 class Served:
-    """A deployed Triton model repository. `outdated` as in its run.
+    """A deployed Triton model repository. `outdated` as in its run, and a note where another deploy of the run failed.
 
     `logs` is the folder for the logs of its servers, `run` that of the run; None for a repository alone.
     """
@@ -32,8 +34,8 @@ class Served:
 def find_repository(run: Path, *, empty: bool = False) -> Served:
     """The repository of the last deploy in a run folder, its files verified by their sha256s; or `run`, if it is a repository.
 
-    With `empty` an empty folder is a repository, too: models come to it later. Raises UserError E805 (no run, or nothing
-    deployed) and E803 (damaged).
+    With `empty` an empty folder, also as a deployment that failed leaves it, is a repository, too: models come to it later.
+    Raises UserError E805 (no run, or nothing deployed) and E803 (damaged).
     """
     if _is_repository(run, empty):
         return Served(run, log_folder())
@@ -44,7 +46,15 @@ def find_repository(run: Path, *, empty: bool = False) -> Served:
     artifact = finished.verify(stage)
     logs = run / "logs"
     writable = os.access(logs if logs.exists() else run, os.W_OK)  # a run may be another user's, or on a read-only disk
-    return Served(artifact.folder / "repository", logs if writable else log_folder(), finished.outdated, run)
+    return Served(artifact.folder / "repository", logs if writable else log_folder(), _outdated(finished, stage["id"]), run)
+
+
+def _outdated(finished: FinishedRun, deployed: str) -> str:
+    made = {stage["id"] for stage in finished.lock["stages"]}
+    # what failed and published nothing is an optional stage, which a deploy is
+    failed = [failure for failure in finished.failures if failure.stage not in made]
+    notes = [f"note: '{one.stage}' failed ({one.code}); this is what '{deployed}' deployed" for one in failed]
+    return "\n".join(filter(None, [finished.outdated, *notes]))
 
 
 @contextlib.contextmanager
@@ -55,4 +65,8 @@ def repository_in_use(run: Path, *, empty: bool = False) -> Iterator[Served]:
 
 
 def _is_repository(folder: Path, empty: bool) -> bool:
-    return bool(model_names(folder)) or (empty and folder.is_dir() and not any(folder.iterdir()))
+    if is_run(folder):  # also one with a model's config in a folder of its own, as `compress loadtest --tune` writes
+        return False
+    if model_names(folder):
+        return True
+    return empty and folder.is_dir() and all(path.name == LOCK for path in folder.iterdir())

@@ -210,6 +210,22 @@ def test_an_optional_stage_whose_check_fails_is_left_out(tmp_path, project, out,
     assert not result.failures and result.artifacts["report"].id == whole["report"].id
 
 
+def test_of_two_deploys_the_one_that_failed_is_told_with_what_the_other_deployed(project, out, monkeypatch):
+    """It is another model, which is served and deployed from this run."""
+    project.write_text(PIPELINE.replace("  - deploy:\n", "  - deploy:\n  - deploy: {id: pruned, text: other}\n"))
+
+    def failing(config, inputs, workspace):
+        if config.text == "other":
+            raise CheckError("E610", "the served model differs", "Look at row 3")
+        return toys.run(config, inputs, workspace)
+
+    toys.replace(monkeypatch, "deploy", optional=True, run=failing)
+    run = go(project, out)
+    served = find_repository(run.folder)
+    assert served.repository.parent == run.artifacts["deploy"].folder
+    assert served.outdated == "note: 'pruned' failed (E610); this is what 'deploy' deployed"
+
+
 @pytest.mark.parametrize(("trouble", "code"), [("user_error", "E501"), ("bug", "E899"), ("full_disk", "E804")])
 def test_an_optional_stage_may_only_fail_a_check(project, out, monkeypatch, trouble, code):
     project.write_text(PIPELINE)
@@ -301,6 +317,8 @@ def test_what_is_served_or_deployed_is_not_replaced_while_it_is_read(project, ou
         assert served.logs == run.folder / "logs"
         patch.setattr(os, "access", lambda path, mode: False)  # another user's run, or on a read-only disk
         assert find_repository(run.folder).logs == log_folder()
+    (run.folder / "tuned").mkdir()
+    (run.folder / "tuned" / "config.pbtxt").touch()  # compress loadtest . MODEL --tune, in this folder
     with repository_in_use(run.folder) as served:
         assert served.run == run.folder
         with pytest.raises(Locked):
