@@ -15,6 +15,7 @@ import click
 from compressor.errors import CompressError
 from pipelines.cli.completion import PipelineName
 from pipelines.cli.delta_commands import delta
+from pipelines.cli.encoding import escape_unencodable
 from pipelines.cli.folder_type import Folder
 from pipelines.cli.kind_type import TaskKindName
 from pipelines.cli.launch import led
@@ -35,6 +36,7 @@ class Commands(click.Group):
     """A group that ends in the documented exit codes: whatever goes wrong is one line on stderr, never a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        escape_unencodable()
         with _interruptible() as interrupts, led():
             try:
                 return super().invoke(ctx)

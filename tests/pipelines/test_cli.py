@@ -2,11 +2,13 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 
 import pytest
 
+from pipelines.cli.encoding import escape_unencodable
 from pipelines.engine.runner import _RunConsole
 from tests.pipelines import toys
 
@@ -186,6 +188,21 @@ def test_a_reader_that_leaves_is_no_error(tmp_path):
     command = f"{sys.executable} -m pipelines.cli list methods --json | head -1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert (done.stdout.strip(), done.stderr) == ("[", "")
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
+def test_a_terminal_that_is_not_utf_8_gets_every_result(encoding):
+    command = [sys.executable, "-m", "pipelines.cli", "list", "methods"]
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = subprocess.run(command, capture_output=True, env=environment, check=False)
+    assert (done.returncode, done.stderr) == (0, b"") and (rb"|\u03a9|" in done.stdout or "|Ω|".encode() in done.stdout)
+
+
+def test_what_an_encoding_lacks_is_escaped_as_in_json(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    escape_unencodable()
+    print('"Ω é 😀"', flush=True)
+    assert json.loads(sys.stdout.buffer.getvalue()) == "Ω é 😀"
 
 
 class Closed(io.StringIO):
