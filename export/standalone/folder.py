@@ -183,7 +183,7 @@ def require_free(out: Path, force: bool) -> None:
     if inner := [path.name for path in content if path.is_dir()]:
         what = f"the folder holds the folder '{inner[0]}', as no export does: it is not replaced"
         raise UserError("E620", what, "Give another --out", str(out))
-    if force and (others := {path.name for path in content} - _written(out)):
+    if content and force and (others := {path.name for path in content} - _written(out)):
         what = f"the folder holds '{min(others)}', which no export wrote: it is not replaced"
         raise UserError("E620", what, "Move it, or give another --out", str(out))
 
@@ -199,6 +199,7 @@ def replacing(out: Path, force: bool) -> Iterator[Path]:
         except OSError as error:
             raise UserError("E620", f"cannot be written ({error.strerror})", "Give another --out", str(out)) from None
         yield made
+        require_free(out, force)  # another export may have written there meanwhile
 
 
 def prove(loaded: LoadedModel, precision: str, path: Path) -> ParityResult:

@@ -197,6 +197,19 @@ def test_the_folder_may_be_the_current_one_or_a_link(tmp_path, monkeypatch, plac
     assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "here"]
 
 
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize("there", [False, True])
+def test_what_another_program_wrote_meanwhile_is_not_replaced(tmp_path, there, force):
+    out = tmp_path / "out"
+    if there:
+        out.mkdir()
+    with pytest.raises(UserError, match=r"E620 "), replacing(out, force) as folder:
+        (folder / "model.onnx").touch()
+        out.mkdir(exist_ok=True)
+        (out / "other").touch()
+    assert [path.name for path in out.iterdir()] == ["other"] and [*tmp_path.iterdir()] == [out]
+
+
 def test_force_replaces_no_folder_with_folders_in_it(tmp_path, monkeypatch):
     """An export has none: it was written into a project, which --out . --force would delete."""
     (tmp_path / "src").mkdir()

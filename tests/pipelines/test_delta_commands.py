@@ -113,6 +113,23 @@ def test_nothing_half_written_stays(compress, base, file, tmp_path, monkeypatch,
     assert compress("delta", *arguments[command])[0] == 0 and (tmp_path / "out").is_dir()
 
 
+@pytest.mark.parametrize("command", ["apply", "convert"])
+def test_what_another_program_wrote_meanwhile_is_not_replaced(compress, base, file, tmp_path, monkeypatch, command):
+    name, out = {"apply": "save_checkpoint", "convert": "write_peft"}[command], tmp_path / "out"
+    writer = getattr(delta_work, name)
+
+    def beside_another(*arguments, **named):
+        out.mkdir()
+        (out / "other").touch()
+        return writer(*arguments, **named)
+
+    monkeypatch.setattr(delta_work, name, beside_another)
+    more = {"apply": ("--out", out), "convert": (out, "--to", "peft")}[command]
+    code, _, error = compress("delta", command, file, *more)
+    assert (code, error.splitlines()[-1]) == (2, f"E801 '{out}' is there already. Give another name, or remove it")
+    assert [path.name for path in out.iterdir()] == ["other"] and not list(tmp_path.glob(".*"))
+
+
 def test_an_empty_folder_that_is_there_stays(compress, base, file, tmp_path, monkeypatch):
     """It may be the current one, a link, or a mount."""
     (tmp_path / "here").mkdir()

@@ -6,7 +6,8 @@ import csv
 import json
 import os
 from collections import Counter
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from itertools import takewhile
 from pathlib import Path
@@ -20,7 +21,7 @@ from compressor.checkpoint import STATE_FILE, read_description, save_checkpoint
 from compressor.deltas.links import merge_all
 from compressor.errors import UserError
 from compressor.models.hub import GENERATIVE, build, find_folder, is_hub_id, resolve
-from compressor.new_folder import becoming
+from compressor.new_folder import SCRATCH, becoming
 from compressor.pruning.weights import require_zeros_kept
 from compressor.run_store import is_run
 from compressor.runs import last_state
@@ -96,7 +97,7 @@ def apply(file: Path, base: str | None, out: Path) -> None:
     with _quiet():
         model = load_on(delta, base, file)
         require_zeros_kept(model)
-        with becoming(out) as made:
+        with _becoming_new(out) as made:
             save_checkpoint(merge_all(model), made, base_of(delta, base).folder)
     click.echo(f"merged: {out}")
 
@@ -149,7 +150,7 @@ def convert(src: Path, dst: Path, base: str | None, form: str, labels: str | Non
         names, reference = list(model.config.id2label.values()), recorded or origin.reference
         write(model, dst, base=reference, base_sha256=origin.sha256, label_names=names, head=head, kind=_kind(src))
     else:
-        with becoming(dst) as made:
+        with _becoming_new(dst) as made:
             form = write_peft(model, made, base=_loadable(recorded or origin.reference, dst, place), head=head)
     click.echo(f"{form}: {dst}" + ("" if head else " (without a task head)"))
 
@@ -228,6 +229,18 @@ def _quiet() -> AbstractContextManager[None]:
 def _check_new(path: Path, *, of_a_file: bool = False) -> None:
     """Raises UserError E801 where something would be overwritten, or nothing can be written; a folder may be there if it is
     empty."""
-    if os.path.lexists(path) and (of_a_file or not path.is_dir() or any(path.iterdir())):
+    if os.path.lexists(path) and (of_a_file or not path.is_dir() or any(map(_is_content, path.iterdir()))):
         raise UserError("E801", f"'{path}' is there already", "Give another name, or remove it")
     require_writable(path, "Give another name")
+
+
+def _is_content(path: Path) -> bool:
+    return not path.name.startswith(SCRATCH)
+
+
+@contextmanager
+def _becoming_new(out: Path) -> Iterator[Path]:
+    """`becoming`. Raises UserError E801 where another program has written to `out` meanwhile, too."""
+    with becoming(out) as made:
+        yield made
+        _check_new(out)
