@@ -104,6 +104,15 @@ def test_a_walk_that_does_not_end_is_stopped(tmp_path):
         discover.discover(folder_of("phi", tmp_path), seconds=4)
 
 
+def test_the_search_runs_this_project_whatever_is_installed(tmp_path, monkeypatch):
+    """From its source, where nothing is installed, its process would find no package `compressor`."""
+    (tmp_path / "other" / "compressor").mkdir(parents=True)
+    (tmp_path / "other" / "compressor" / "__init__.py").write_text("raise ImportError('another one')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "other"))
+    with pytest.raises(UserError, match=r"E318 .*an encoder and a decoder"):
+        discover.discover(folder_of("t5", tmp_path / "t5"))
+
+
 @pytest.mark.parametrize("model_type", ["llama", "qwen3"])
 def test_shared_key_and_value_heads_are_in_the_trial_alone(model_type, monkeypatch):
     """A walk over the graph with them would not end; a row that was proven without them would say nothing of them."""

@@ -8,6 +8,7 @@ architectures (Phi, StableLM) the graph traversal does not terminate, so it runs
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -29,6 +30,8 @@ from compressor.models.modules import STRUCTURES
 from compressor.models.row_file import ROW
 from compressor.pruning.surgery import Removal, remove, silence
 
+ROOT = Path(__file__).resolve().parents[3]
+"""The folder that this project is imported from."""
 SECONDS = 120.0
 """Time limit for the graph of a small model: traversals that terminate take seconds."""
 PLANS = 24
@@ -44,8 +47,10 @@ def discover(folder: Path, seconds: float = SECONDS) -> Architecture:
     """
     config = config_of(folder)
     command = [sys.executable, "-P", "-m", "compressor.models.discovery.discover", str(folder)]
+    places = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    options = {"capture_output": True, "text": True, "env": {**os.environ, "PYTHONPATH": places}, "check": False}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+        done = subprocess.run(command, timeout=seconds, **options)
     except subprocess.TimeoutExpired:
         what = f"torch-pruning's walk over the graph of a '{config.model_type}' did not end in {seconds:.0f} seconds"
         raise UserError("E319", what, BY_HAND, str(folder)) from None
