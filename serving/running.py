@@ -14,6 +14,7 @@ from pathlib import Path
 from compressor.errors import UserError
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost")
+CACHE_FIX = "Set XDG_CACHE_HOME to a folder you can write"
 
 
 def cache_folder() -> Path:
@@ -21,9 +22,14 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "compress")
 
 
+def registry_folder() -> Path:
+    """Where every server that runs has its files."""
+    return cache_folder() / "servers"
+
+
 def registry_file(port: int) -> Path:
     """The registry file of the server on this port, of HTTP or gRPC."""
-    return cache_folder() / "servers" / f"127.0.0.1-{port}.json"
+    return registry_folder() / f"127.0.0.1-{port}.json"
 
 
 def log_folder() -> Path:
@@ -42,7 +48,7 @@ def announce(port: int, repository: Path, pid: int) -> None:
         beside.replace(path)  # a client that reads it meanwhile finds a whole record
     except OSError as error:
         fault = f"cannot record the running server ({error.strerror})"
-        raise UserError("E710", fault, "Set XDG_CACHE_HOME to a folder you can write", str(path.parent)) from error
+        raise UserError("E710", fault, CACHE_FIX, str(path.parent)) from error
 
 
 def withdraw(port: int) -> None:

@@ -136,7 +136,7 @@ class EmbeddedServer:
             if error.errno == errno.ENOSPC:
                 raise
             what = f"the server's log cannot be written ({error.strerror})"
-            raise UserError("E710", what, "Set XDG_CACHE_HOME to a folder you can write", str(self.log_path)) from error
+            raise UserError("E710", what, running.CACHE_FIX, str(self.log_path)) from error
 
     def _listen(self) -> None:
         """Listen on the ports of HTTP and metrics, which stay open through restarts, and choose that of gRPC."""

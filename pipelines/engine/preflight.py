@@ -27,7 +27,8 @@ from pipelines.engine.environment import accelerator, package_versions
 from pipelines.engine.stage import CUDA, BaseModelReference, Entry, Models, Stage
 from pipelines.file.config import Pipeline, with_place
 from pipelines.file.yaml_source import KeyPath, dotted
-from serving.bundle import install
+from serving.bundle import find_bundle, install
+from serving.running import CACHE_FIX, registry_folder
 
 
 @dataclass(frozen=True)
@@ -237,14 +238,18 @@ def check_folder(out: Path, name: str, files: Sequence[str] = ()) -> None:
 
 
 def check_environment(entries: Sequence[Entry]) -> None:
-    """Raise UserErrors for what the stages need and this environment lacks: E901 for every package, E904 for a GPU."""
+    """Raise UserErrors for what the stages need and this environment lacks: E901 for every package, E904 for a GPU, E702 to
+    E704 for what Triton needs, E801 for its cache folder."""
     faults = {}
     for entry in entries:
         stage = entry.row
         extras = stage.extras(entry.config)
-        for name in (name for name, version in package_versions(stage, extras).items() if not version):
+        missing = [name for name, version in package_versions(stage, extras).items() if not version]
+        for name in missing:
             fix = install(EXTRAS[name]) if name in extras else f"Install it: pip install {name}"
             faults[name] = UserError("E901", f"stage '{entry.id}' needs the package {name}", fix)
+        if stage.serves and not missing and (fault := _triton_fault(entry)):
+            faults["triton"] = fault
         if stage.device(entry.config) == CUDA and accelerator() is None:
             fix = "Use device: cpu, or run it on a machine with a GPU and its driver"
             faults[CUDA] = UserError("E904", f"stage '{entry.id}' computes on CUDA, and no GPU is offered here", fix)
@@ -258,6 +263,17 @@ def check_environment(entries: Sequence[Entry]) -> None:
             faults[CUDA] = UserError("E904", what, fix)
     if faults:
         raise UserErrors(list(faults.values()))
+
+
+def _triton_fault(entry: Entry) -> UserError | None:
+    """Why the server that a stage starts cannot run here; None where it can."""
+    try:
+        find_bundle()
+        require_writable(registry_folder(), CACHE_FIX)
+    except UserError as error:
+        what = f"stage '{entry.id}' starts a server: {error.what}"
+        return UserError(error.code, what, f"{error.fix}. Or leave out the stage", error.where)
+    return None
 
 
 def _torch_has_gpu() -> bool:
