@@ -22,6 +22,7 @@ import onnx
 import onnx_ir
 import torch
 from onnx import TensorProto
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 from torch import nn
 from transformers.exporters import OnnxConfig
 from transformers.exporters.exporter_onnx import OnnxExporter
@@ -34,11 +35,10 @@ from export.graph.attention import plain_attention
 from export.graph.rewrites.read_tokens import read_tokens
 
 OPSET = 20
-GRAPHS = 4
-"""Version of how graphs are traced and rewritten: raised when files of equal models take another time."""
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 """Order of a graph's inputs, independent of the tokenizer; other inputs follow."""
 AXES = ("batch", "sequence")
+LOGITS = "logits"
 PRODUCTS = ("MatMul", "Gemm", "Gather")
 SCOPES = "pkg.torch.onnx.name_scopes"
 
@@ -52,7 +52,7 @@ def trace(model: nn.Module, encoding: dict[str, np.ndarray]) -> onnx.ModelProto:
     names = sorted(encoding, key=lambda name: INPUTS.index(name) if name in INPUTS else len(INPUTS))
     inputs = {name: torch.from_numpy(encoding[name]) for name in names if name in accepted}
     with plain_attention(model):
-        return read_tokens(trace_named(model, inputs, dict.fromkeys(inputs, AXES)))
+        return read_tokens(trace_named(model, inputs, dict.fromkeys(inputs, AXES), outputs=(LOGITS,)))
 
 
 @contextlib.contextmanager
@@ -68,8 +68,16 @@ def tracing(model: str) -> Iterator[None]:
         raise UserError("E622", f"this model cannot be traced ({reason})", "Try another one", model) from error
 
 
-def trace_named(model: nn.Module, inputs: Mapping[str, Any], axes: Mapping[str, Sequence[str | None]]) -> onnx.ModelProto:
-    """The unfused graph of any module that has a `config`. `inputs` are its keyword arguments: tensors, or dicts of them.
+def trace_named(
+    model: nn.Module,
+    inputs: Mapping[str, Any],
+    axes: Mapping[str, Sequence[str | None]],
+    *,
+    outputs: Collection[str] | None = None,
+) -> onnx.ModelProto:
+    """The unfused graph of any module that has a `config`. `inputs` are its keyword arguments: tensors, or dicts of them. Of
+    what it returns the graph has `outputs`, None for all: a decoder that classifies returns the keys and values of every block,
+    too, which a server would send with each answer.
 
     `axes` gives each tensor (its names joined by dots, as the graph will call it) a name for each axis, None for a fixed one.
     Axes with the same name must be equal. In the sample no named axis may have size 1, and no two names should have the same
@@ -86,6 +94,8 @@ def trace_named(model: nn.Module, inputs: Mapping[str, Any], axes: Mapping[str, 
     with unchanged(model), torch.no_grad(), contextlib.redirect_stdout(io.StringIO()) as progress:
         program, _ = OnnxExporter().export_program(model, dict(inputs), OnnxConfig(dynamic_shapes=shapes, opset_version=OPSET))
     logging.getLogger(__name__).info("%s", progress.getvalue().strip())
+    if outputs is not None:
+        _keep_outputs(program, outputs)
     _name_products(program)
     for node in program.graph.all_nodes():
         # stack traces and module paths: they contain local paths
@@ -96,6 +106,13 @@ def trace_named(model: nn.Module, inputs: Mapping[str, Any], axes: Mapping[str, 
     proto = onnx_ir.to_proto(program)
     _name_axes(proto, axes)
     return proto
+
+
+def _keep_outputs(program: onnx_ir.Model, names: Collection[str]) -> None:
+    """Drop the other outputs, and what is computed for them alone."""
+    for value in [value for value in program.graph.outputs if value.name not in names]:
+        program.graph.outputs.remove(value)
+    RemoveUnusedNodesPass()(program)
 
 
 def _name_products(program: onnx_ir.Model) -> None:

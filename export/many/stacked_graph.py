@@ -21,7 +21,7 @@ from export.graph.rewrites.joined_gathers import joined_gathers
 from export.graph.rewrites.joined_heads import joined_heads
 from export.graph.rewrites.late_gathers import late_gathers
 from export.graph.rewrites.read_tokens import read_tokens
-from export.graph.trace import AXES, stamp, trace_named
+from export.graph.trace import AXES, LOGITS, stamp, trace_named
 from export.runtimes.onnxruntime import RUNTIME as ONNX_RUNTIME
 from export.runtimes.runtime import Runtime
 
@@ -44,7 +44,7 @@ def trace_stacked(
     with torch.no_grad():
         model(**inputs)  # faults of a layer appear here, in words
     with plain_attention(model.model):
-        graph = read_tokens(trace_named(model, inputs, axes))
+        graph = read_tokens(trace_named(model, inputs, axes, outputs=(LOGITS,)))
     stamp(graph, model.model, source)
     notes = [note for note in graph.metadata_props if note.key != "labels"]
     del graph.metadata_props[:]

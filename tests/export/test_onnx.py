@@ -150,6 +150,8 @@ def test_the_matrix(name, tmp_path):
     for path in paths.values():
         check_wholly(path)
     assert {one.domain: one.version for path in paths.values() for one in onnx.load(path).opset_import}[""] == OPSET
+    for live in sessions.values():  # of a decoder, too, whose forward returns its keys and values
+        assert [value.name for value in live.get_outputs()] == ["logits"]
     batches = [numpy_rows(*shape) for shape in MATRIX_SHAPES]
     references = [forward(batch) for batch in batches]
     for batch, reference in zip(batches, references, strict=True):

@@ -25,7 +25,6 @@ from compressor.pruning.scores import lowest, units_of
 from compressor.pruning.search import Prices, Widths
 from compressor.pruning.surgery import Removal, remove
 from compressor.tasks.data import Data, tensor_batches
-from export.graph.trace import GRAPHS
 from export.latency.core_time import disturbance
 from export.latency.passes import Pass, passes_of, rows_of
 from export.latency.table import KNOTS, LatencyTable, Workload, exported, measure_table, steps, times_of, turns
@@ -238,7 +237,6 @@ def facts_of(target: Target, workload: Workload, dense: nn.Module, inputs: Input
         "config": fingerprint(config),
         "shape": asdict(shape_of(dense)),
         "knots": KNOTS,
-        "exporter": [*map(distribution, ("torch", "transformers", "onnx-ir", "onnxscript")), GRAPHS],
         "batch": target.batch,
         "length": workload.shapes if of_rows else target.length,
         # an earlier version fitted tables of such rows to the fastest passes over all of them

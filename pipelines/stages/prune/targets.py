@@ -217,11 +217,14 @@ def _staying(search: TargetSearch, shape: ModelShape, prices: Prices) -> list[in
 
 
 def surroundings(target: Target) -> dict[str, Any]:
-    """The machine and the runtime of a timed target. Raises UserError E901."""
+    """The machine and the runtime of a timed target, and what writes its files. Raises UserError E901."""
     from compressor.processor import processor
+    from export.graph.graph_version import GRAPHS
     from pipelines.engine.environment import distribution
 
-    return {"runtime": " ".join([target.runtime, *map(distribution, timed_packages(target))]), **processor()}
+    runtime = " ".join([target.runtime, *map(distribution, timed_packages(target))])
+    exporter = [*map(distribution, ("torch", "transformers", "onnx-ir", "onnxscript")), GRAPHS]
+    return {"runtime": runtime, "exporter": exporter, **processor()}
 
 
 def timed_packages(target: Target) -> tuple[str, ...]:
