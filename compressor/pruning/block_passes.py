@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -14,6 +15,10 @@ from compressor.errors import UserError
 from compressor.models.anatomy import Layer, layers_of
 from compressor.models.modules import STRUCTURES
 from compressor.pruning.emptied import constant_of
+
+FIT = 1e-4
+"""Largest deviation of a token's sum that is taken for one of rounding, relative to the token's largest entry: another token's
+may be thousands of times larger."""
 
 MOST_KEPT = 2**30
 """Largest number of bytes of hidden states that are kept of one model; above it, every pass starts at the embeddings."""
@@ -116,8 +121,8 @@ class BlockPasses:
 def streams_of(dense: nn.Module, place: int, inputs: Inputs) -> dict[str, Stream | None]:
     """Where each sublayer of a block finds the stream that it adds to; None where no candidate fits.
 
-    Tried out on one batch: the right one is that whose sum with the sublayer's output is the input of a later module of the
-    block (its LayerNorm), or the block's own output.
+    Tried out on one batch: the right one is that whose sum with the sublayer's output is nearest to the input of a later module
+    of the block (its LayerNorm), or to the block's own output.
     """
     layer, result = layers_of(dense)[place], {}
     device = next(dense.parameters()).device
@@ -131,7 +136,9 @@ def streams_of(dense: nn.Module, place: int, inputs: Inputs) -> dict[str, Stream
             dense.eval()(**{key: value.to(device) for key, value in inputs.items()})
         for hook in hooks:
             hook.remove()
-        result[structure] = next((kind for kind in ("start", "running", "input") if _fits(found, kind)), None)
+        deviations = {kind: _deviation(found, kind) for kind in ("start", "running", "input")}
+        nearest = min(deviations, key=deviations.__getitem__)
+        result[structure] = nearest if deviations[nearest] <= FIT else None
     return result
 
 
@@ -181,11 +188,13 @@ def _states(output: Any) -> Tensor:
     return output[0] if isinstance(output, tuple) else output
 
 
-def _fits(found: dict[str, Any], kind: Stream) -> bool:
+def _deviation(found: dict[str, Any], kind: Stream) -> float:
+    """The largest deviation of a token's sum with this stream from what a later module gets, relative to its largest entry."""
     stream, output = found[kind], found["output"]
     if stream.numel() != output.numel():
-        return False
+        return math.inf
     total = stream + output.view_as(stream)
-    scale = 1e-4 * total.abs().max()
+    scale = total.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(total.dtype).tiny)
     same = (later.reshape_as(total) for later in found["later"] if later.numel() == total.numel())
-    return any(bool(((later - total).abs() <= scale).all()) for later in same)
+    largest = (float(((later - total) / scale).abs().max()) for later in same)
+    return min((one for one in largest if math.isfinite(one)), default=math.inf)

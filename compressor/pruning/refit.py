@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +23,14 @@ from compressor.models.modules import STRUCTURES
 from compressor.pruning.block_passes import BlockPasses, Inputs, outgoing_of, require_finite, streams_of
 from compressor.pruning.surgery import kept_of
 
+if TYPE_CHECKING:
+    from compressor.account import Plan
+
 RIDGE = 0.01
 """Weight of ‖ΔW‖² relative to the mean diagonal of XᵀX."""
+
+FACTORIZED = 5
+"""Estimated time of a FLOP of a factorization in float64, relative to one of a product in float32."""
 
 ROUNDING = 64
 """A sublayer whose relative error (of norms) is at most this many rounding errors is left as it is."""
@@ -90,13 +97,30 @@ def _solve(system: Tensor, cross: Tensor) -> Tensor:
 
 
 def _solve_within(system: Tensor, cross: Tensor, keep: Tensor) -> Tensor:
-    """The solution (out, in) in which each row has only its kept entries."""
-    change = torch.zeros_like(cross.T)
-    for row, kept in enumerate(keep.to(system.device)):
-        places = kept.nonzero().flatten()
-        if len(places):
-            change[row, places] = _solve(system[places][:, places], cross[places, row, None]).flatten()
+    """The solution (out, in) in which each row has only its kept entries.
+
+    Each row has a matrix of its own to factorize: the system at its kept entries or, where fewer are hidden, its inverse at
+    these, which gives the multipliers that hold them at zero.
+    """
+    keep = keep.to(system.device)
+    few = 2 * keep.sum(dim=1, keepdim=True) <= keep.shape[1]
+    change = _solve_rows(system, cross.T, keep & few)
+    if not few.all():
+        inverse = torch.cholesky_inverse(torch.linalg.cholesky(system))
+        free = (inverse @ cross).T
+        multipliers = _solve_rows(inverse, free, ~keep & ~few)
+        change = torch.where(few, change, (free - multipliers @ inverse).masked_fill(~keep, 0))
     return change
+
+
+def _solve_rows(system: Tensor, right: Tensor, chosen: Tensor) -> Tensor:
+    """For each row of `right` (out, in) the solution of the equations of its `chosen` places in these unknowns alone."""
+    solution = torch.zeros_like(right)
+    for row, places in enumerate(chosen):
+        at = places.nonzero().flatten()
+        if len(at):
+            solution[row, at] = _solve(system[at[:, None], at], right[row, at, None]).flatten()
+    return solution
 
 
 @dataclass(frozen=True)
@@ -170,6 +194,19 @@ def unfitted(model: nn.Module, groups: Collection[str]) -> nn.Module:
 def passes(model: nn.Module) -> int:
     """How often `refit` goes over the rows: once for each sublayer."""
     return sum(len(layer.structures) for layer in layers_of(model))
+
+
+def flops_under_masks(plan: Plan) -> float:
+    """Estimated work of the solutions under the masks of a plan, in FLOPs of products in float32."""
+    shares, outgoing = {}, {span.columns for span in STRUCTURES.values()}
+    for masked in plan.sparsity:
+        for name in outgoing.intersection(masked.modules):
+            shares[name] = max(shares.get(name, 0), masked.hidden / masked.entries)
+    work = 0
+    for name, rows, columns in plan.shape.matrices(tuple(shares)):
+        fewer = min(shares[name], 1 - shares[name]) * columns
+        work += columns**3 + rows * fewer**3 / 3
+    return FACTORIZED * work
 
 
 def announce(model: nn.Module) -> None:

@@ -152,6 +152,15 @@ def test_the_stream_of_every_sublayer_is_found(architecture):
             assert stream == ("start" if structure == "heads" else "input" if post else "running"), (layer.path, structure)
 
 
+def test_a_token_of_huge_states_hides_no_stream():
+    """As the first token of many a pre-norm model: what the attention adds is small to it alone."""
+    model = tiny("llama")
+    with torch.no_grad():
+        model.get_input_embeddings().weight[BATCHES[0]["input_ids"][0, 0], 0] = 1e5
+    for place in range(len(layers_of(model))):
+        assert streams_of(model, place, BATCHES[0]) == {"heads": "start", "neurons": "running"}
+
+
 def test_a_weightless_model_gets_the_same_links(architecture):
     """Those of a plan: all that a refit may attach, also where a block went in between."""
     with torch.device("meta"):
@@ -210,11 +219,11 @@ def summed(tokens: int = 40, bias: bool = True):
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("masked", [0, 0.1, 0.4, 0.8])
 def test_the_solution_is_that_of_the_augmented_least_squares(bias, masked):
     """Rows √λ I below X, whose penalty leaves out the bias; each output over its kept inputs."""
     x, lacking, moments = summed()
-    keep = torch.rand(3, 6, generator=torch.Generator().manual_seed(1)) > 0.4 if masked else torch.ones(3, 6, dtype=torch.bool)
+    keep = torch.rand(3, 6, generator=torch.Generator().manual_seed(1)) >= masked
     change, offset = moments.solve(0.1, bias=bias, keep=keep if masked else None)
     penalty = 0.1 * x.square().sum(0).mean()
     for row, kept in enumerate(keep):
@@ -226,6 +235,18 @@ def test_the_solution_is_that_of_the_augmented_least_squares(bias, masked):
         assert torch.allclose(offset[row], expected[-1] if bias else torch.zeros(()).double(), atol=1e-10)
     error = (lacking - x @ change.T - offset).square().sum()
     assert torch.allclose(moments.error_with(change, offset), error, rtol=1e-10)
+
+
+@pytest.mark.parametrize(("hidden", "sizes"), [(2, [10, 2, 2, 2]), (5, [5, 5, 5]), (8, [2, 2, 2])])
+def test_an_output_costs_what_it_keeps_or_what_is_hidden(monkeypatch, hidden, sizes):
+    """Whichever is less: an eighth of the time where one is half as much."""
+    factorized, cholesky = [], torch.linalg.cholesky
+    monkeypatch.setattr(torch.linalg, "cholesky", lambda matrix: (factorized.append(len(matrix)), cholesky(matrix))[1])
+    moments = Moments(10, 3, torch.device("cpu"))
+    moments.add(*(torch.rand(40, n) for n in (10, 3, 3)))
+    keep = torch.stack([torch.randperm(10) >= hidden for _ in range(3)])
+    change, _ = moments.solve(0.1, bias=True, keep=keep)
+    assert sorted(factorized) == sorted(sizes) and torch.equal(change != 0, keep)
 
 
 def test_inputs_that_are_all_zero_leave_the_matrix():

@@ -3,30 +3,35 @@
 import json
 import math
 import pickle
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from pydantic import ValidationError
 
 from compressor import load
-from compressor.account import Plan
+from compressor.account import Plan, Sparsity
 from compressor.cost import LayerShape, ModelShape, shape_of
 from compressor.errors import UserError
 from compressor.models.anatomy import layers_of
 from compressor.pruning.prices import prices_of
+from compressor.tasks.data import Data
 from export.graph.trace import trace
 from export.latency.passes import passes_of
 from export.latency.table import LatencyTable
+from pipelines.engine import environment
 from pipelines.engine.runner import run_pipeline
-from pipelines.engine.stage import Inputs
+from pipelines.engine.stage import Artifact, Inputs
 from pipelines.engine.store import sealed
 from pipelines.file.config import load_pipeline
 from pipelines.stages.loading import load_model
 from pipelines.stages.prune import meet_target, targets
-from pipelines.stages.prune.config import PruneConfig, estimate, lengths, planned
+from pipelines.stages.prune.config import STAGE, PruneConfig, estimate, lengths, planned
 from pipelines.stages.prune.targets import GOALS, Target, TargetSearch, closed_form, widths
 from pipelines.stages.tune.config import TuneConfig
 from pipelines.stages.tune.config import plan as tune_plan
@@ -35,6 +40,7 @@ from pipelines.sweeps.sweep_trials import SweepPlan, axes_of
 from pipelines.sweeps.trial_events import in_turn
 from tests.compressor.conftest import tiny
 from tests.loud import loud_graph
+from tests.pipelines.test_precision import rows_of
 from tests.pipelines.toys import tree
 from tests.tiny import LEFT_OUT, write_pipeline
 
@@ -225,6 +231,21 @@ def test_a_time_needs_its_runtime(runtime, package, monkeypatch):
     monkeypatch.setattr("export.runtimes.runtime.importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=f"E901 .*needs the package {package}"):
         targets.surroundings(Target(speedup=2.0, runtime=runtime))
+
+
+def test_a_timed_prune_is_one_of_what_writes_its_files(monkeypatch):
+    """As its latency table is: other graphs of the same model take another time, and other widths meet the target."""
+
+    def found():
+        return [STAGE.surroundings(PruneConfig(search={"target": target})) for target in ({"speedup": 2.0}, {"flops": 0.5})]
+
+    seen, installed = [found()], environment.distribution
+    monkeypatch.setattr("export.graph.graph_version.GRAPHS", 0)
+    seen.append(found())
+    monkeypatch.setattr(environment, "distribution", lambda name: "onnxscript 0" if name == "onnxscript" else installed(name))
+    seen.append(found())
+    timed, counted = zip(*seen, strict=True)
+    assert len({json.dumps(facts) for facts in timed}) == 3 and counted == ({}, {}, {})
 
 
 def test_what_this_machine_cannot_time_is_told_before_anything_is_trained(project, tmp_path, monkeypatch):
@@ -436,12 +457,16 @@ def test_blocks_that_stay_anyway_are_those_that_are_kept():
 
 def test_the_estimate_counts_the_prices_of_units_and_a_refit():
     dense = ModelShape(32, (LayerShape(4, 8, 24),) * 2, other=1000, head=66, head_macs=64)
-    plan, rows = Plan(dense, dense, None), {"validation": 50, "mean": 10}
+    plan, rows = Plan(dense, dense, None), {"validation": 50, "mean": 10, "sequences": 1}
     search = {"target": {"flops": 0.5}, "price_rows": 100}
     priced, refitted = (
         estimate(PruneConfig.model_validate(search | more), plan, plan, rows)["flops"] for more in ({}, {"refit": 64})
     )
     assert priced > 5 * 100 * 2 * 2 * dense.flops(10) and refitted - priced == 4 * 64 * dense.flops(10)
+    # of an output that keeps 18 of 24 inputs, or 24 of 32: factorizations in the inverse at the hidden ones, which are fewer
+    masked = replace(plan, sparsity=(Sparsity("unstructured", ("query", "output", "ffn_out"), 1000, 250),))
+    under_masks = estimate(PruneConfig.model_validate(search | {"refit": 64}), masked, plan, rows)["flops"] - refitted
+    assert under_masks == pytest.approx(5 * 2 * (24**3 + 32 * 6**3 / 3 + 32**3 + 32 * 8**3 / 3))
     assert "flops" not in estimate(PruneConfig.model_validate({"structure": "heads", "remove": 1}), plan, plan, rows)
 
 
@@ -471,6 +496,31 @@ def test_units_are_priced_once_for_a_model_and_its_scores(project, tmp_path, mon
         path.write_text("{")
     with pytest.raises(UserError, match=r"E803 .*prices"):
         go("prune.target.flops=0.75")
+
+
+def test_units_of_another_model_of_the_same_id_are_priced_anew(tmp_path):
+    """A forced training may end in other bits; and nothing is kept of files that change meanwhile."""
+    model = tiny("bert", torch.float32)
+    data = Data(rows_of(model, 8), rows_of(model, 4), ["a", "b", "c"], 1)
+    search = TargetSearch(target=Target(flops=0.5), structures=["layers"], price_rows=4)
+    bar = SimpleNamespace(advance=lambda *_: None)
+    quiet = {"say": lambda text: None, "progress": lambda *_: nullcontext(bar)}
+    workspace = SimpleNamespace(cache=tmp_path, again=False, **quiet)
+
+    def kept(sha256, **options):
+        artifact = Artifact(tmp_path, "tune-0", "model", "tune", "tune", {"changes.safetensors": sha256}, {})
+        inputs = Inputs(base=None, task=None, seed=0, artifacts=(artifact,), threads=1, **options)
+        meet_target.prices(search, {}, model, inputs, data, workspace)
+        return len([*tmp_path.glob("prices-*.json")])
+
+    assert [kept(sha256) for sha256 in ("one", "one", "other")] == [1, 1, 2]
+
+    def changed():
+        raise UserError("E807", "changed while the run was reading it", "Run again")
+
+    with pytest.raises(UserError, match="E807"):
+        kept("third", require_unchanged=changed)
+    assert len([*tmp_path.glob("prices-*.json")]) == 2
 
 
 def test_a_target_out_of_reach_ends_no_family(project, tmp_path, tables, unmeasured, compress):

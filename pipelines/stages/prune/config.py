@@ -217,13 +217,13 @@ def check(config: PruneConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
         return
     yield from merged_problems("prune", earlier)
     touched, in_every_block = _modules_tuned(earlier), _modules_tuned(earlier, in_every_block=True)
+    some = next((entry for entry in tuned if entry.config.top is not None), None)
     for number, item in enumerate(config.items):
         if item.structure == "weights":
-            yield from prune_weights.problems(item, number, touched)
+            yield from prune_weights.problems(item, number, touched, in_every_block, some)
     for key, item in config.scored:
         modules = item.modules or MODULES_OF.get(item.structure, MODULES)
         if item.criterion == "delta" and in_every_block is not None and not in_every_block & set(modules):
-            some = next((entry for entry in tuned if entry.config.top is not None), None)
             why, fix = f"no stage tunes {' or '.join(modules)}", "Tune one of these modules"
             if some:
                 why, fix = f"'{some.id}' trains the last {some.config.top} blocks alone", "Leave out top there"
@@ -266,8 +266,8 @@ def pruned_plan(config: PruneConfig, plan: Plan) -> Plan:
             check_heads(plan.model)
         if "layers" in config.search.structures:
             check_blocks(plan.model)
-        steps = steps_of_search(config.search.ranked, plan.shape, tile_of(config.search.target))
-        return replace(planned(config.search, plan), steps={**plan.steps, **steps})
+        steps = steps_of_search(config.search.ranked, plan, tile_of(config.search.target))
+        return replace(planned(config.search, plan), steps=steps)
     for item in config.items:
         if item.structure == "weights":
             plan = prune_weights.plan(item, plan)
@@ -338,12 +338,16 @@ PRICED, REFITTED = 5, 4
 def estimate(config: PruneConfig, plan: Plan, before: Plan, rows: dict[str, Any]) -> dict[str, float]:
     needs = {"seconds": SECONDS_A_TABLE} if config.search and config.search.target.timed else {}
     if config.refit:  # a merged copy of the model before and of the pruned one, and the hidden states of both
-        needs["memory"] = 4 * before.shape.bytes + 8 * config.refit * rows["mean"] * before.shape.hidden
+        needs["memory"] = 4 * before.shape.bytes + 8 * config.refit * rows["sequences"] * rows["mean"] * before.shape.hidden
     passes = REFITTED * (config.refit or 0)
     if config.search:
         passes += PRICED * config.search.price_rows * len(config.search.structures) * len(before.shape.layers)
     if passes:
-        needs["flops"] = (SCORING + rows["validation"] + passes) * before.shape.flops(rows["mean"])
+        needs["flops"] = ((SCORING + passes) * rows["sequences"] + rows["validation"]) * before.shape.flops(rows["mean"])
+    if config.refit:
+        from compressor.pruning.refit import flops_under_masks
+
+        needs["flops"] += flops_under_masks(plan)
     return needs
 
 
@@ -354,15 +358,17 @@ def _surroundings(config: PruneConfig) -> dict[str, Any]:
 
 
 def corrected(config: PruneConfig, kinds: Sequence[str]) -> dict[str, Any]:
-    """What an earlier version computed otherwise: `reconstruction` by Σ|W + ΔW|; of rows with choices the loss of each pair;
-    targets of own lengths of prompts with their targets behind them."""
+    """What an earlier version computed otherwise: `reconstruction` by Σ|W + ΔW|, or by states that did not fit where a token's
+    were huge; of rows with choices the loss of each pair; targets of own lengths of prompts with their targets behind them; a
+    refit gave back what a mask hides of W alone."""
     criteria = {item.criterion for item in config.items} | set(config.search.criteria.values() if config.search else ())
     of_choices = "choices" in kinds and criteria & LOSS_POWER.keys()
     of_prompts = "generation" in kinds and config.search is not None and config.search.target.lengths == "data"
     return {
-        **({"reconstruction": 2} if "reconstruction" in criteria else {}),
+        **({"reconstruction": 3} if "reconstruction" in criteria else {}),
         **({"choices": 2} if of_choices else {}),
         **({"prompts": 2} if of_prompts else {}),
+        **({"refit": 2} if config.refit else {}),
     }
 
 

@@ -31,7 +31,7 @@ from export.latency.table import KNOTS, LatencyTable, Workload, exported, measur
 from export.runtimes.runtime_registry import RUNTIMES
 from pipelines.engine.environment import accelerator, distribution
 from pipelines.engine.stage import Inputs, Workspace
-from pipelines.engine.store import fingerprint
+from pipelines.engine.store import digest, fingerprint
 from pipelines.stages.loading import load_model
 from pipelines.stages.once import once
 from pipelines.stages.prune.remove_units import cut, score
@@ -191,15 +191,18 @@ def prices(
     order = {structure: scores.get(structure, alike) for structure in search.structures}
 
     def measure() -> bytes:
+        inputs.require_unchanged()
         batches = list(tensor_batches(data.train.sample(search.price_rows), data.pad_id, data.batch_size))
         steps, merged = len(batches) * trials(model, search.structures), merged_copy(model)
         with workspace.progress("measuring the loss of removing units", steps) as bar, accelerated(merged) as device:
             losses = prices_of(merged, order, batches_on(device, batches), data.kind, bar.advance)
         return json.dumps({structure: [block.tolist() for block in blocks] for structure, blocks in losses.items()}).encode()
 
+    before = inputs.nearest("model")
     ranks = {structure: [torch.argsort(block, stable=True).tolist() for block in blocks] for structure, blocks in order.items()}
     facts = {
-        "model": inputs.nearest("model").id,
+        # the id stands for the task's rows, the digest for what training made of them, which --force may change
+        "model": [before.id, digest(before)],
         "ranks": ranks,
         "rows": search.price_rows,
         "threads": inputs.threads,

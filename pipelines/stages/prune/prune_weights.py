@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
@@ -91,17 +91,23 @@ EVERYWHERE = ("query", "key", "value", "output", "ffn_in", "ffn_out")
 """Modules that every architecture has."""
 
 
-def problems(item: WeightsItem, number: int, touched: set[str] | None) -> Iterable[Problem]:
-    """Faults that can be found without a model; `touched` are the modules with a ΔW, None for all."""
+def problems(
+    item: WeightsItem, number: int, touched: set[str] | None, in_every_block: set[str] | None, of_last_blocks: Entry | None
+) -> Iterable[Problem]:
+    """Faults that can be found without a model; `touched` are the modules with a ΔW in some block, `in_every_block` those in
+    all blocks, None for all; `of_last_blocks` is the stage that trained the last blocks alone."""
     if item.hides == "weight" and touched is None:
         what = "hides: weight keeps ΔW apart from the weight that it hides, after method full there is no such ΔW"
         yield Problem("E412", what, "Leave out hides, or tune by another method", ("items", number, "hides"))
-    if item.criterion != "delta" or touched is None:
+    if item.criterion != "delta" or in_every_block is None:
         return
     modules = EVERYWHERE if item.modules == MODULES else item.modules
-    if bare := [name for name in modules if name not in touched]:
-        what = f"weights by criterion delta, but no stage tunes {', '.join(bare)}"
-        fix = "Name the tuned modules, or use delta_or_weight"
+    if bare := [name for name in modules if name not in in_every_block]:
+        why, fix = f"no stage tunes {', '.join(bare)}", "Name the tuned modules"
+        if of_last_blocks:
+            trained = of_last_blocks.config.top
+            why, fix = f"'{of_last_blocks.id}' trains the last {trained} blocks alone", "Leave out top there"
+        what, fix = f"weights by criterion delta, but {why}", f"{fix}, or use delta_or_weight"
         yield Problem("E502", what, fix, ("items", number, "criterion"))
 
 
@@ -166,8 +172,9 @@ def plan(item: WeightsItem, plan: Plan) -> Plan:
         gone = item.nm.run - item.nm.keep
         parts = [(frozenset([place]), size * gone // item.nm.run) for place, size in zip(places, sizes, strict=True)]
     else:
-        touched = set(tuned_modules(plan))
-        pools = pools_of(item, places, sizes, [name in touched for name in names])
+        blocks = zip(plan.shape.layers, tuned_modules(plan), strict=True)
+        adapted = [name in tuned for layer, tuned in blocks for name in layer.modules if name in item.modules]
+        pools = pools_of(item, places, sizes, adapted)
         parts = [(frozenset(places[number] for number in pool.members), pool.count) for pool in pools]
         whole = ("these modules", frozenset(places), sum(pool.count for pool in pools))
         for name, members, count in [*((pool.name, *part) for pool, part in zip(pools, parts, strict=True)), whole]:
@@ -187,11 +194,15 @@ def _more_than_before(plan: Plan, name: str, members: frozenset[str], count: int
             raise UserError("E501", what, "remove counts those too: give a larger share")
 
 
-def tuned_modules(plan: Plan) -> Iterator[str]:
-    """The modules with a ΔW at this point of the plan."""
+def tuned_modules(plan: Plan) -> list[set[str]]:
+    """The modules with a ΔW at this point of the plan, of each block."""
+    blocks = [set() for _ in plan.shape.layers]
     for trained in plan.trained:
-        row = method(trained.method)
+        row, options = method(trained.method), trained.options
         if row.trains_base:
-            yield from MODULES
-        elif row.moves_modules(trained.options, trained.options.on):
-            yield from trained.options.modules
+            moved, last = MODULES, options.top or len(blocks)
+        else:
+            moved, last = options.modules if row.moves_modules(options, options.on) else (), len(blocks)
+        for block in blocks[-last:]:
+            block.update(moved)
+    return blocks

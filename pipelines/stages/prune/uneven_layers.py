@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from compressor.account import Plan
 from compressor.errors import UserError
 from compressor.models.modules import STRUCTURES
 from compressor.pruning_criteria import NofM
 from pipelines.engine.stage import Entry
-
-if TYPE_CHECKING:
-    from compressor.cost import ModelShape
 
 
 class UnitsItem(Protocol):
@@ -45,13 +42,16 @@ def steps_of_item(item: UnitsItem, before: Mapping[str, int]) -> Mapping[str, in
     return {**before, item.structure: 1} if uneven else before
 
 
-def steps_of_search(structures: Iterable[str], shape: ModelShape, tile: int) -> Mapping[str, int]:
-    """`Plan.steps` after a search in steps of `tile` columns: a layer keeps all its units, or a multiple of its step."""
+def steps_of_search(structures: Iterable[str], plan: Plan, tile: int) -> Mapping[str, int]:
+    """`Plan.steps` after a search in steps of `tile` columns: a layer keeps all its units, or a multiple of its step; of a
+    structure that is uneven before, the plan knows neither."""
     from compressor.pruning.search import step_of
 
-    units = {name: [layer.units(name) for layer in shape.layers if layer.units(name)] for name in structures}
+    even = [name for name in structures if name not in plan.steps]
+    units = {name: [layer.units(name) for layer in plan.shape.layers if layer.units(name)] for name in even}
     steps = {"neurons": [step_of(count, tile) for count in units.get("neurons", ())]}
-    return {name: math.gcd(*counts, *steps.get(name, [1])) for name, counts in units.items()}
+    found = {name: math.gcd(*counts, *steps.get(name, [1])) for name, counts in units.items()}
+    return {**plan.steps, **dict.fromkeys(structures, 1), **found}
 
 
 def check_pattern_fits(name: str, pattern: NofM, plan: Plan) -> None:
