@@ -5,7 +5,7 @@ A stage's `plan` takes a `Plan` and gives the next one; `compress run --dry-run`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ from compressor.cost import ModelShape, human_bytes, shape_of, share
 from compressor.methods import Options, method
 from compressor.methods.selective import sizes
 from compressor.models.hub import weightless_model
+from compressor.models.modules import STRUCTURES
 from compressor.pruning_criteria import Hides
 from compressor.tasks.reading import read_task
 from compressor.tasks.task_kind import kind_of
@@ -59,6 +60,8 @@ class Trained:
     method: str
     options: Options
     places: Places | None = None
+    before: ModelShape | None = None
+    """The model in which it is trained, without what it adds; None: of the shape that is asked about."""
 
     def count(self, shape: ModelShape) -> int:
         """Number of trainable parameters in a model of `shape`, in closed form, without the task head."""
@@ -70,10 +73,15 @@ class Trained:
         row = method(self.method)
         return (row.kept(shape, self.options) if row.kept else 0) or self.count(shape)
 
-    def continued(self, shape: ModelShape) -> int:
-        """Number of those that a later stage can train further."""
+    def continued(self, shape: ModelShape, uneven: Collection[str] = ()) -> int:
+        """Number of those that a later stage can train further; the most where only the run decides how many units of the
+        `uneven` structures each block keeps."""
         row = method(self.method)
-        return row.continued(shape, self.options) if row.continued else self.kept(shape)
+        if row.continued is None:
+            return self.kept(shape)
+        spans = [STRUCTURES[name] for name in uneven]
+        modules = {module for span in spans for module in (*span.rows, span.columns)}
+        return row.continued(shape, self.options, self.before or shape, modules)
 
 
 @dataclass(frozen=True)

@@ -202,8 +202,9 @@ class Method:
     """Scopes within which entries compete for Ω."""
     kept: Callable[[ModelShape, Options], int] | None = None
     """Final |Ω|, if more is trained at first; 0 for a variant that keeps all."""
-    continued: Callable[[ModelShape, Options], int] | None = None
-    """Number of those that a later stage trains further with `same`, if fewer."""
+    continued: Callable[[ModelShape, Options, ModelShape, Collection[str]], int] | None = None
+    """Number of those that a later stage trains further with `same`, if others: in a model of the first shape, after a training
+    in the second; only the run decides how much of the modules in the collection each block keeps."""
     trains_base: bool = False
     """Whether the pretrained weights themselves are trained."""
     many_tasks: bool = False

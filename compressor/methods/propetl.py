@@ -16,7 +16,7 @@ from compressor.errors import UserError
 from compressor.methods import Method, Options, adapter, prefix
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from torch import Tensor, nn
 
@@ -139,9 +139,19 @@ def count(shape: ModelShape, options: Options, places: int) -> int:
     return total
 
 
-def prototypes_alone(shape: ModelShape, options: Options) -> int:
-    """Number of parameters of the prototypes: the masks of a stored model are fixed."""
-    return count(shape, replace(options, masks="random"), 0)
+def prototypes_alone(shape: ModelShape, options: Options, before: ModelShape, uneven: Collection[str]) -> int:
+    """Number of parameters of the stored prototypes: their masks are fixed, and no network computes them any more.
+
+    A block that is smaller than in `before`, where they were trained, has its masked part as tensors of its own; so may every
+    block of which an `uneven` module lost rows or columns.
+    """
+    stored, total = replace(options, reparametrize=False), 0
+    whole = {name: entries[0][0] for name, entries in views(before, stored).items() if entries}
+    for name, entries in views(shape, stored).items():
+        apart = not options.share or ("key" if name == "prefix" else name) in uneven
+        own = [trained for trained, _ in entries if apart or trained != whole[name]]
+        total += sum(own) + (whole[name] if len(own) < len(entries) else 0)
+    return total
 
 
 def views(shape: ModelShape, options: Options) -> dict[str, list[tuple[int, int]]]:

@@ -64,11 +64,13 @@ class GroundConfig(StageConfig):
     )
 
     def ground(self, selected: Options | None = None) -> Options:
-        """These keys as options; those not given are taken from `selected`, or the default."""
+        """These keys as options; those not given are taken from `selected`, or the default. That of alpha follows a rank other
+        than that of `selected`, whose alpha belongs to it."""
+        inherited = selected or Options()
         options = {name: getattr(self, name) for name in ("on", *GROUND) if getattr(self, name) is not None}
-        if self.rank and not self.alpha:
+        if self.rank and not self.alpha and self.rank != inherited.rank:
             options["alpha"] = 2.0 * self.rank
-        return replace(selected or Options(), **options)
+        return replace(inherited, **options)
 
 
 class TrainingConfig(GroundConfig):
@@ -224,6 +226,13 @@ class TrainingConfig(GroundConfig):
         names = (name for name in OPTIONS if name not in ("on", *GROUND, *OF_TRAINING))
         options = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         return replace(self.ground(selected), group=group, omega=omega, **options)
+
+
+def repeated_rank(config: TrainingConfig) -> dict[str, Any]:
+    """For `Stage.corrected`: where the select's rank was repeated, alpha was 2 x rank, not that of the select."""
+    repeated = config.rank is not None and config.alpha is None
+    row = method(config.method) if repeated else None
+    return {"inherited_alpha": 2} if row is not None and "on" in row.reads and row.takes_places(config) else {}
 
 
 def length_problems(config: TrainingConfig) -> Iterable[Problem]:

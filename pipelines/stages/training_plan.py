@@ -6,12 +6,13 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from compressor.account import Plan, Trained
-from compressor.cost import ModelShape, added_by
+from compressor.cost import ModelShape, added_by, share
 from compressor.errors import UserError
 from compressor.methods import (
     Method,
     Options,
     method,
+    selective,
 )
 from pipelines.stages.training_config import TrainingConfig, burn_in_fault
 
@@ -35,9 +36,10 @@ def planned(config: TrainingConfig, name: str, plan: Plan) -> tuple[Trained, Mod
     check_rank(method(name), options, plan.shape)
     check_steps(config, options, plan.train_rows)
     apply(plan.model, name, options)
+    check_checkpoints(config, options, plan.shape)
     if method(name).takes_places(options) and options.on == "weights":
         attach_empty(plan.model, options)
-    return Trained(name, options, plan.places), plan.shape.with_inserts(added_by(options.group, plan.model))
+    return Trained(name, options, plan.places, plan.shape), plan.shape.with_inserts(added_by(options.group, plan.model))
 
 
 def attach_empty(model: nn.Module, options: Options) -> None:
@@ -85,6 +87,16 @@ def check_steps(config: TrainingConfig, options: Options, rows: int | None) -> N
     if config.checkpoints and sizes > times:
         what = f"checkpoints and budget are {sizes} sizes of Ω, which grows in {times:,} of {steps:,} steps"
         raise UserError("E408", what, f"Drop some, or {'train longer' if times == steps else 'use schedule: exact'}")
+
+
+def check_checkpoints(config: TrainingConfig, options: Options, shape: ModelShape) -> None:
+    """Raises UserError E408 for checkpoints of no position, or of as many as the budget."""
+    size = sum(selective.sizes(shape, options)) if config.checkpoints else 0
+    for checkpoint in config.checkpoints or ():
+        places, budget = share(checkpoint, size), share(options.budget, size)
+        if not 0 < places < budget:
+            what = f"checkpoint {checkpoint} is {places:,} of {size:,} positions, budget {options.budget} is {budget:,}"
+            raise UserError("E408", what, "Drop that checkpoint, or give another one, or a larger budget")
 
 
 def counted(stage: str, trained: Trained, shape: ModelShape) -> tuple[str, int]:

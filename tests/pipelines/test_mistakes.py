@@ -390,6 +390,12 @@ MISTAKES = [
         "Leave out top there, or use taylor or weight",
     ),
     Mistake(
+        "weights by a delta that some blocks lack",
+        rewrite(LAST_BLOCKS.replace("method: same", "method: lora").replace(*weights("criterion: delta, remove: 0.5"))),
+        "E502 {file}:6: stages[1].prune.criterion: weights by criterion delta, but 'tune' trains the last 1 blocks alone",
+        "Leave out top there, or use delta_or_weight",
+    ),
+    Mistake(
         "a share of no place",
         ("count: 4", "ratio: 1.0e-4"),
         "E401 {file}:5: stages[0].select: ratio 0.0001 is less than one of the 1,024 positions of a matrix",
@@ -721,6 +727,16 @@ MISTAKES = [
         "all of a model of which the last blocks were trained",
         rewrite(LAST_BLOCKS.replace("criterion: delta", "criterion: weight")),
         "E404 {file}:7: stages[2].recover.method: same would train the whole model, 'tune' trained its last 1 blocks",
+    ),
+    Mistake(
+        "a checkpoint of no position",
+        ("  - select: {count: 4}\n  - tune: {rank: 4", f"  - tune: {{{GROWS.replace('9', '0.01')}, checkpoints: [0.0001]"),
+        "E408 {file}:5: stages[0].tune: checkpoint 0.0001 is 0 of 4,096 positions, budget 0.01 is 40",
+    ),
+    Mistake(
+        "a checkpoint of all positions",
+        ("  - select: {count: 4}\n  - tune: {rank: 4", f"  - tune: {{{GROWS.replace('9', '0.01')}, checkpoints: [0.00995]"),
+        "E408 {file}:5: stages[0].tune: checkpoint 0.00995 is 40 of 4,096 positions, budget 0.01 is 40",
     ),
     Mistake(
         "diff pruning without a budget",

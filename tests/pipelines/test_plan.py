@@ -7,14 +7,16 @@ import pytest
 from compressor.account import Plan
 from compressor.cost import shape_of
 from compressor.deltas.links import merge_all
+from compressor.deltas.sources import settle_prototypes
 from compressor.errors import UserError
 from compressor.methods import Options, apply
 from compressor.methods import method as method_row
-from compressor.models.anatomy import layers_of
+from compressor.models.anatomy import layers_of, matrices_of
 from compressor.models.architectures import ARCHITECTURES
 from compressor.models.hub import weightless_model
+from compressor.models.modules import MODULES
 from compressor.pruning.scores import random_scores
-from compressor.pruning.surgery import remove
+from compressor.pruning.surgery import kept_of, remove, restore_kept
 from compressor.pruning.weights import densities
 from compressor.storage.changes import describe_changes, restore
 from pipelines.engine.stage import Entry
@@ -22,9 +24,10 @@ from pipelines.stages.prune.config import PruneConfig, PruneItem, count_to_remov
 from pipelines.stages.prune.config import check as prune_check
 from pipelines.stages.prune.config import plan as prune_plan
 from pipelines.stages.prune.config import warns as prune_warns
-from pipelines.stages.prune.prune_weights import WeightsItem, tuned_modules
+from pipelines.stages.prune.prune_weights import WeightsItem, pools_of, tuned_modules
 from pipelines.stages.prune.remove_units import removals_of
 from pipelines.stages.recover.config import RecoverConfig
+from pipelines.stages.recover.config import check as recover_check
 from pipelines.stages.recover.config import plan as recover_plan
 from pipelines.stages.trainings import settings_of
 from pipelines.stages.tune.config import TuneConfig
@@ -71,6 +74,40 @@ def test_what_goes_on_of_propetl_are_its_prototypes(keys):
     restore(again, *describe_changes(model))
     trained = sum(parameter.numel() for parameter in again.parameters() if parameter.requires_grad)
     assert recover_plan(RecoverConfig(), tune_plan(config, start("bert"))).trainable[-1][1] == trained
+
+
+HEADS = {"structure": "heads", "criterion": "random", "remove": 1}
+
+
+@pytest.mark.parametrize(
+    ("keys", "item", "searched"),
+    [
+        ({"shared": "lora"}, HEADS, False),
+        ({"shared": "lora", "modules": "all"}, HEADS, False),  # of the neurons one prototype is left
+        ({"shared": "lora"}, {**HEADS, "structure": "neurons"}, False),
+        ({"shared": "lora", "modules": "all"}, {**HEADS, "structure": "layers"}, False),
+        ({"shared": "lora", "share": False}, HEADS, False),
+        ({"shared": "prefix"}, HEADS, False),
+        ({"shared": "prefix", "reparametrize": True}, HEADS, False),
+        ({}, HEADS, False),
+        ({"shared": "lora"}, HEADS, True),
+        ({"shared": "prefix"}, HEADS, True),
+    ],
+    ids=str,
+)
+def test_what_goes_on_of_propetl_behind_a_prune_is_of_each_block(keys, item, searched):
+    """Blocks that were cut share no prototype: each trains its part of it. Where only a run decides which, it is the most."""
+    model, again = tiny("bert"), tiny("bert").requires_grad_(False)
+    config = TuneConfig(method="propetl", **keys)
+    apply(model, "propetl", config.options(None, None, ""))
+    settle_prototypes(model)
+    remove(model, removals_of(PruneItem(**item), model, random_scores(model, item["structure"], 0)))
+    restore_kept(again, kept_of(model))
+    restore(again, *describe_changes(model))
+    trained = sum(parameter.numel() for parameter in again.parameters() if parameter.requires_grad)
+    prune = PruneConfig(search={"target": {"speedup": 2}}) if searched else PruneConfig(items=[item])
+    counted = recover_plan(RecoverConfig(), prune_plan(prune, tune_plan(config, start("bert")))).trainable[-1][1]
+    assert counted >= trained if searched else counted == trained
 
 
 def start(architecture: str) -> Plan:
@@ -228,6 +265,7 @@ def test_the_plan_counts_the_weights_that_will_be_left(architecture, item):
 @pytest.mark.parametrize(
     ("config", "touches"),
     [
+        ({"method": "full"}, True),
         ({"method": "lora"}, True),
         ({"method": "propetl", "shared": "lora"}, True),
         ({"method": "propetl"}, False),
@@ -239,10 +277,69 @@ def test_the_plan_counts_the_weights_that_will_be_left(architecture, item):
 def test_which_methods_leave_a_delta_to_prune_by(config, touches):
     """The plan and the check of the file say the same: no training is spent on what cannot be pruned by it."""
     config = TuneConfig(**config)
-    assert set(tuned_modules(tune_plan(config, start("bert")))) == ({"query", "value"} if touches else set())
+    expected = set(MODULES) if config.method == "full" else {"query", "value"} if touches else set()
+    assert tuned_modules(tune_plan(config, start("bert"))) == [expected] * 3
     heads = PruneConfig(items=[{"structure": "heads", "criterion": "delta", "remove": 1}])
     faults = [one.code for one in prune_check(heads, (Entry("tune", "tune", config),))]
     assert faults == ([] if touches else ["E502"])
+
+
+def test_the_pools_of_a_model_of_which_the_last_blocks_were_trained():
+    """The plan ranks the matrices of those blocks apart from the others, as the run does; with what other stages moved."""
+    last, item = {"method": "full", "top": 1}, WeightsItem(structure="weights", **POOLS)
+    plan, model = tune_plan(TuneConfig(**last), start("bert")), tiny("bert")
+    matrices = matrices_of(model, item.modules)
+    adapted = [matrix.path.startswith(layers_of(model)[-1].path) for matrix in matrices]
+    found = pools_of(item, [matrix.path for matrix in matrices], [matrix.original.numel() for matrix in matrices], adapted)
+    assert [count for _, count in prune_plan(PruneConfig(items=[item]), plan).sparsity[0].parts] == [one.count for one in found]
+    plan = tune_plan(TuneConfig(method="lora"), start("bert"))
+    assert tuned_modules(recover_plan(RecoverConfig(**last), plan)) == [{"query", "value"}, {"query", "value"}, set(MODULES)]
+
+
+@pytest.mark.parametrize(
+    ("trainings", "refused"),
+    [
+        ([{"method": "full", "top": 1}, {"method": "lora"}], []),
+        ([{"method": "full", "top": 1}, {"method": "lora"}, {"method": "same"}], []),
+        ([{"method": "lora"}, {"method": "full", "top": 1}], ["E404"]),
+    ],
+)
+def test_same_is_of_the_last_training_and_refused_where_that_was_of_the_last_blocks(trainings, refused):
+    (first, *others), heads = trainings, Entry("prune", "prune", PruneConfig(items=[HEADS]))
+    recoveries = [Entry(f"recover-{number}", "recover", RecoverConfig(**keys)) for number, keys in enumerate(others)]
+    earlier = (Entry("tune", "tune", TuneConfig(**first)), heads, *recoveries)
+    assert [problem.code for problem in recover_check(RecoverConfig(), earlier)] == refused
+    plan = tune_plan(TuneConfig(**first), start("bert"))
+    for keys in [*others, {}] if not refused else ():
+        plan = recover_plan(RecoverConfig(**keys), plan)
+    assert refused or plan.trainable[-1][1] == plan.trainable[1][1], "the lora is trained further"
+
+
+UNEVEN = {"structure": "neurons", "criterion": "weight", "scope": "global", "remove": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("earlier", "fits"),
+    [
+        ([{"target": {"flops": 0.7}}], True),
+        ([{"target": {"flops": 0.7}}, {"target": {"flops": 0.5}, "structures": ["heads"]}], True),
+        ([UNEVEN, {"target": {"flops": 0.5}}], False),
+        ([UNEVEN, {"target": {"flops": 0.5}, "structures": ["heads"]}], False),
+        ([{"target": {"speedup": 1.2}}, {"target": {"speedup": 1.5}}], False),
+    ],
+)
+def test_a_pattern_fits_behind_a_target_unless_the_layers_were_uneven(earlier, fits):
+    """Of 256 neurons a search keeps a multiple of 8, of as many as a cut left, any number."""
+    model = tiny("bert", intermediate_size=256)
+    plan = Plan(shape_of(model), shape_of(model), model)
+    for config in earlier:
+        plan = prune_plan(PruneConfig.model_validate(config), plan)
+    pattern = PruneConfig.model_validate({"structure": "weights", "pattern": "2:4"})
+    if fits:
+        assert prune_plan(pattern, plan).sparsity
+        return
+    with pytest.raises(UserError, match=r"E505 only the run decides how many neurons each layer keeps: .* ffn_out"):
+        prune_plan(pattern, plan)
 
 
 @pytest.mark.parametrize(("share", "units", "gone"), [(0.5, 5, 2), (0.5, 7, 3), (0.3, 5, 1), (0.3, 12, 4), (0.35, 10, 3)])

@@ -17,9 +17,12 @@ from pipelines.engine.stage import Inputs
 from pipelines.file.config import load_pipeline
 from pipelines.reporting.gather import trainable_rows
 from pipelines.reporting.tables import trainable
+from pipelines.stages.recover.config import STAGE as RECOVER
 from pipelines.stages.recover.config import RecoverConfig
+from pipelines.stages.select.config import SelectConfig
 from pipelines.stages.training_plan import check_steps
 from pipelines.stages.trainings import rows_of, schedule_of
+from pipelines.stages.tune.config import STAGE as TUNE
 from pipelines.stages.tune.config import TuneConfig
 from tests.tiny import write_pipeline
 
@@ -51,6 +54,26 @@ def test_the_schedule(keys, expected):
 def test_the_values_of_the_papers_are_defaults(keys, expected):
     options = TuneConfig(**keys).options(None, None, "1")
     assert {key: getattr(options, key) for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("stage", "keys", "alpha", "again"),
+    [
+        (TUNE, {"rank": 8}, 4.0, ["inherited_alpha"]),
+        (TUNE, {"rank": 8, "alpha": 4.0}, 4.0, []),
+        (TUNE, {}, 4.0, []),
+        (TUNE, {"method": "dsee", "rank": 8}, 16.0, []),
+        (TUNE, {"method": "lora", "rank": 8}, 16.0, []),
+        (RECOVER, {"rank": 8, "control": False}, 4.0, ["inherited_alpha"]),
+    ],
+)
+def test_a_rank_that_is_repeated_keeps_the_alpha_of_the_select(stage, keys, alpha, again):
+    """And what was trained with twice the rank is trained again."""
+    of_weights = keys.get("method") == "dsee"
+    selected = SelectConfig() if of_weights else SelectConfig(on="lora", rank=8, alpha=4, score="random")
+    config = stage.config(**{"method": "selective", **keys})
+    assert config.options(selected.ground(), {}, "1").alpha == alpha
+    assert [key for key in stage.corrected(config, ["classification"]) if key == "inherited_alpha"] == again
 
 
 @pytest.mark.parametrize("smoothing", [None, 0.0, 0.3])

@@ -11,6 +11,7 @@ from pydantic import Field, field_validator
 
 from compressor.account import Plan
 from compressor.methods import NAMES, OPTIONS, On, method
+from compressor.models.modules import REST
 from compressor.tasks import TaskConfig
 from compressor.tasks.task_kind import kind_of, names_kind
 from pipelines.engine.stage import Entry, Models, NamedInputs, Problem, Stage, one_task_only
@@ -27,6 +28,7 @@ from pipelines.stages.training_config import (
     method_problems,
     methods_with,
     on_of,
+    repeated_rank,
     trains_base,
 )
 from pipelines.stages.training_plan import counted, estimate, planned, require_precision
@@ -210,10 +212,11 @@ def same_problems(config: RecoverConfig, earlier: tuple[Entry, ...], fresh: Entr
             what = f"same would train the whole {on} in which '{entry.id}' trained chosen positions"
             yield Problem("E404", what, "Name a method, e.g. lora, or selective and where its positions come from", ("method",))
             return
-        if entry.row.trains and entry.config.top is not None:
-            what = f"same would train the whole model, '{entry.id}' trained its last {entry.config.top} blocks"
-            yield Problem("E404", what, f"Say method: full, top: {entry.config.top}, or another method", ("method",))
-            return
+    last = next((entry for entry in reversed(earlier) if entry.row.trains and entry.config.method != "same"), None)
+    if last is not None and last.config.top is not None:
+        what = f"same would train the whole model, '{last.id}' trained its last {last.config.top} blocks"
+        yield Problem("E404", what, f"Say method: full, top: {last.config.top}, or another method", ("method",))
+        return
     if fresh is not None:
         fix = f"Use method: {methods_with('uses_omega')}, or drop the select"
         yield Problem("E404", f"same does not use the positions that '{fresh.id}' chooses", fix)
@@ -228,8 +231,9 @@ def trained_on(entry: Entry, earlier: tuple[Entry, ...]) -> On:
 
 
 def plan(config: RecoverConfig, plan: Plan) -> Plan:
-    """Plan: `same` trains all existing deltas. Its count is an upper bound where pruning has removed entries of Ω, or the
-    network of a reparametrized prefix is dropped, and a lower one with `deselected: freeze`: all that ever moved goes on."""
+    """Plan: `same` trains all existing deltas. Its count is an upper bound where pruning has removed entries of Ω, only the run
+    decides what each block keeps, or the network of a reparametrized prefix is dropped, and a lower one with
+    `deselected: freeze`: all that ever moved goes on."""
     require_precision(config)
     everything = method(plan.trained[-1].method if config.method == "same" else config.method).trains_base
     frozen = 0
@@ -244,11 +248,12 @@ def plan(config: RecoverConfig, plan: Plan) -> Plan:
     if config.method == "same":
         # deltas on a fully tuned model are trained without its weights
         continued = [trained for trained in plan.trained if method(trained.method).trains_base == everything]
-        count = sum(trained.continued(plan.shape) for trained in continued) - frozen
+        count = sum(trained.continued(plan.shape, plan.steps) for trained in continued) - frozen
         return replace(plan, trainable=(*plan.trainable, ("recover", count)))
     added, shape = planned(config, config.method, plan)
     name, count = counted("recover", added, shape)
-    before = () if everything else plan.trained
+    # after all weights were trained every matrix differs from the base; after the last blocks, those trained before do, too
+    before = () if everything and config.top is None else plan.trained
     return replace(plan, shape=shape, trained=(*before, added), trainable=(*plan.trainable, (name, count - frozen)))
 
 
@@ -259,17 +264,31 @@ def rate_of_labels(config: RecoverConfig, before: str) -> float:
 
 def corrected(config: RecoverConfig, kinds: Sequence[str] = ()) -> dict[str, Any]:
     """What an earlier version computed otherwise: a control that learned labels at any given rate, or named no kind of task in
-    its state; a second adapter at a norm, which hid the first; scored texts, learnt where white space differed."""
+    its state; a second adapter at a norm, which hid the first; scored texts, learnt where white space differed; positions
+    that a training chose where a mask hides; a control of `modules: everything` that trained its matrices alone; values on a
+    LoRA whose rank stands in the select, too."""
     of_labels = config.control and config.unlabelled and config.teacher is None and config.learning_rate is not None
     higher = of_labels and (config.method == "same" or config.learning_rate > rate_of_labels(config, config.method))
     at_norms = config.method == "adapter" and config.placement == "adapterhub"
     unnamed = config.control and any(names_kind(kind_of(kind)) for kind in kinds)
+    grown = config.strategy in ("increment", "repeat")
     return {
         **({"control": 2} if higher else {}),
         **({"norm_adapters": 2} if at_norms else {}),
         **({"control_kind": 2} if unnamed else {}),
         **({"spaced_texts": 2} if config.unlabelled else {}),
+        **({"grown_positions": 2} if grown else {}),
+        **({"control_positions": 2} if config.control and _may_train_everything(config) else {}),
+        **repeated_rank(config),
     }
+
+
+def _may_train_everything(config: RecoverConfig) -> bool:
+    """Whether the select before it may have chosen positions in every parameter (`modules: everything`)."""
+    if config.method == "same":
+        return False
+    everything = config.on in (None, "weights") and (config.modules is None or REST in config.modules)
+    return everything and method(config.method).takes_places(config) and not method(config.method).low_rank
 
 
 STAGE = Stage(

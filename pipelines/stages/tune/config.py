@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -26,6 +26,7 @@ from pipelines.stages.training_config import (
     method_in_words,
     method_problems,
     methods_with,
+    repeated_rank,
 )
 from pipelines.stages.training_plan import counted, estimate, planned, require_precision
 
@@ -87,6 +88,11 @@ def plan(config: TuneConfig, plan: Plan) -> Plan:
     return replace(plan, shape=shape, trained=(trained,), trainable=trainable)
 
 
+def corrected(config: TuneConfig, kinds: Sequence[str]) -> dict[str, Any]:
+    """What an earlier version computed otherwise: values on a LoRA whose rank stands in the select, too."""
+    return repeated_rank(config)
+
+
 STAGE = Stage(
     name="tune",
     summary="train a small change of the frozen model (see list methods), or everything (full)",
@@ -98,6 +104,7 @@ STAGE = Stage(
     scores_tests=True,
     trains=True,
     outcome="tuned",
+    corrected=corrected,
     run="pipelines.stages.tune.run:run",
     check=check,
     plan=plan,
