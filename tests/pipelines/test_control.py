@@ -120,6 +120,24 @@ def test_a_finished_control_is_not_trained_again(made, monkeypatch):
     assert made(*stages)["recover"].metadata["control"]["recoveries"] == 1
 
 
+def test_one_that_was_scored_on_a_changed_file_is_not_kept(tmp_path, monkeypatch):
+    """The files that are only scored are read behind the training: neither for the next attempt nor for other cuts."""
+    path = write_pipeline(tmp_path, stages=[TUNE, PRUNE, {"recover": FAST}], rows=24)
+    scored, score = tmp_path / "scored.tsv", control.score_tests
+    scored.write_bytes((tmp_path / "dev.tsv").read_bytes())
+
+    def changed(*given):
+        scored.write_text("\n".join(scored.read_text().splitlines()[:-1]) + "\n")
+        return score(*given)
+
+    monkeypatch.setattr(control, "score_tests", changed)
+    with pytest.raises(UserError, match=r"E807 .*scored.tsv: changed while"):
+        run_pipeline(load_pipeline(path, [f"task.test={scored}"]), tmp_path / "out")
+    store = tmp_path / "out" / ".store"
+    assert not [*store.glob(".cache/control-*")] and not [*store.rglob(control.FINISHED)]
+    assert [*store.glob(f".unfinished-recover-*/{CONTROL}")], "its training goes on from its checkpoints"
+
+
 @pytest.mark.parametrize("code", ["E406", "E413"])
 def test_one_that_fails_is_named(made, monkeypatch, code):
     def fail(*_, **__):

@@ -186,6 +186,7 @@ def _train(training: ControlTraining, inputs: Inputs, workspace: Workspace, work
         return
     found, quality = judged(model, data.validation, inputs, data, workspace, "validating the control")
     tests = score_tests(model, inputs, data, workspace)
+    inputs.require_unchanged()  # the files that are only scored were read just now
     facts = {"quality": quality, **tests, "recoveries": len(training.earlier) + 1, **trained, **training.learned}
     finished = work / FINISHED
     shutil.rmtree(finished, ignore_errors=True)
