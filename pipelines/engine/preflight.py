@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from compressor.account import Plan
-from compressor.digests import sha256_kept
+from compressor.digests import sha256_kept, sha256_of
 from compressor.errors import UserError, UserErrors
 from compressor.models.architectures import row_of
+from compressor.models.files.model_folder import GENERATION
 from compressor.models.hub import config_of, end_id, resolve
 from compressor.models.special_tokens import tokenizer_of
 from compressor.run_store import STORE
@@ -34,13 +35,14 @@ from serving.running import CACHE_FIX, registry_folder
 @dataclass(frozen=True)
 class Ready:
     """A pipeline whose models and data exist: the resolved base, the data files' sha256 by path, the other models that stages
-    name, by their references, and a line for each file of which rows are left out."""
+    name, by their references, a line for each file of which rows are left out, and the base's `generation_digest`."""
 
     pipeline: Pipeline
     base: BaseModelReference
     data: dict[Path, str]
     models: dict[str, BaseModelReference] = field(default_factory=dict)
     skipped: tuple[str, ...] = ()
+    generation: str | None = None
 
     def models_of(self, entry: Entry) -> Models:
         """The other models that a stage names, by the key that names them."""
@@ -70,11 +72,18 @@ def check_inputs(pipeline: Pipeline) -> Ready:
         raise UserErrors(faults)
     files = {file: sha256_kept(file) for task in pipeline.all_tasks.values() for file in data_files(task)}
     reference = BaseModelReference(base.reference, base.folder, base.sha256)
-    ready = Ready(pipeline, reference, files, models, tuple(_skipped(pipeline)))
+    ready = Ready(pipeline, reference, files, models, tuple(_skipped(pipeline)), generation_digest(base.folder))
     if faults := list(_stage_faults(ready)):
         raise UserErrors(faults)
     files |= {file: sha256_kept(file) for entry in pipeline.stages for file in entry.row.beside.files_of(entry.config).values()}
     return ready
+
+
+def generation_digest(base: Path) -> str | None:
+    """sha256 of the base's generation_config.json, which a merge copies; None where there is none. It is no part of the base's
+    own sha256. Raises OSError."""
+    path = base / GENERATION
+    return sha256_of(path) if path.is_file() else None
 
 
 def _skipped(pipeline: Pipeline) -> Iterator[str]:

@@ -249,7 +249,8 @@ class Store:
         shutil.rmtree(self.unfinished(stage, fingerprint), ignore_errors=True)
 
     def sweep(self) -> None:
-        """Remove remains of killed processes, unfinished trainings after a week; what a running process uses stays."""
+        """Remove remains of killed processes, and trainings whose last checkpoint is a week old; what a running process uses
+        stays."""
         old = [path for path in self.root.glob(".unfinished-*") if _age(path) > KEEP_UNFINISHED]
         for folder in [*self.root.glob(".work-*"), *self.root.glob(".old-*"), *self.root.glob(".lock-*"), *old]:
             name = folder.name.split("-", 1)[1]
@@ -262,9 +263,9 @@ class Store:
 
 
 def _age(path: Path) -> float:
-    """Seconds since the last change of a folder; 0 where another process has just removed it."""
+    """Seconds since the last change of a folder or of anything below it; 0 where another process is just removing it."""
     try:
-        return time.time() - path.stat().st_mtime
+        return time.time() - max(each.stat().st_mtime for each in (path, *path.rglob("*")))
     except FileNotFoundError:
         return 0.0
 

@@ -24,6 +24,7 @@ from pipelines.sweeps.trial_run import TrialJob
 from serving.running import log_folder
 from tests.pipelines import toys
 from tests.pipelines.toys import tree
+from tests.tiny import write_pipeline
 
 PROOF = {
     "hop": "deltas -> merged",
@@ -361,3 +362,19 @@ def test_equal_stores_whether_or_not_attempts_failed_before(project, tmp_path):
     (tmp_path / "out" / "trouble-prune").unlink()
     go(project, tmp_path / "out")
     assert tree(tmp_path / "out" / ".store") == whole
+
+
+def test_what_a_merge_copied_of_the_base_is_verified(tmp_path):
+    stages = [{"tune": {"method": "bitfit", "steps": 1}}, {"merge": None}]
+    path, settings = write_pipeline(tmp_path, stages=stages, rows=8), tmp_path / "model/generation_config.json"
+    settings.write_text('{"repetition_penalty": 1.2}')
+    run_pipeline(load_pipeline(path), tmp_path / "out")
+
+    def faults():
+        return [check.fault[:33] for check in verify(tmp_path / "out/tiny", serve=False) if not check.passed]
+
+    assert faults() == []
+    settings.write_text('{"repetition_penalty": 1.5}')
+    assert faults() == ["E612 its generation_config.json: "]
+    settings.unlink()
+    assert faults() == ["E612 its generation_config.json: "]

@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +18,7 @@ from pipelines.engine.environment import accelerator
 from pipelines.engine.preflight import check_environment
 from pipelines.engine.runner import IN_USE, run_pipeline
 from pipelines.engine.stage import Artifact, Entry, Stage, dense_of
-from pipelines.engine.store import Store, lock
+from pipelines.engine.store import KEEP_UNFINISHED, Store, lock
 from pipelines.file.config import load_pipeline
 from pipelines.runs.finished import open_run
 from pipelines.stages.benchmark.config import BenchmarkConfig
@@ -119,6 +120,20 @@ def test_the_files_place_does_not_matter(project, out, tmp_path):
     moved = project.parent.rename(tmp_path / "moved")
     go(moved / "pipeline.yaml", out)
     assert calls(out) == []
+
+
+def test_what_a_merge_copies_of_the_base_decides_it(project, out, monkeypatch):
+    """generation_config.json is no part of the base's sha256: a delta fits the base whatever stands there."""
+    merge = Stage("merge", "", toys.ToyConfig, "model", toys.RUN, needs=("model",), packages=("click",), merges=True)
+    toys.add(monkeypatch, merge)
+    project.write_text(project.read_text().replace("  - report", "  - merge:\n  - report"))
+    made = []
+    for penalty in (None, 1.2, 1.2, 1.5):
+        if penalty:
+            (project.parent / "model/generation_config.json").write_text(json.dumps({"repetition_penalty": penalty}))
+        go(project, out)
+        made.append(calls(out))
+    assert made == [[*IDS[:3], "merge", "report"], ["merge"], [], ["merge"]]
 
 
 @pytest.mark.parametrize(
@@ -417,6 +432,20 @@ def test_what_another_run_publishes_meanwhile_does_not_end_this_one(tmp_path, mo
     store, gone = Store(tmp_path), tmp_path / ".unfinished-tune-0"
     monkeypatch.setattr(type(tmp_path), "glob", lambda _, pattern: [gone] if pattern.startswith(".unfinished") else [])
     store.sweep()
+
+
+def test_checkpoints_stay_for_a_week_after_the_last_of_them(tmp_path):
+    """Whenever their training began: the folder of a recovery does not change while its control is trained below it."""
+    past = time.time() - KEEP_UNFINISHED - 60
+    for name, newest in (("recover-0", past), ("recover-1", past + 120)):
+        folder = tmp_path / f".unfinished-{name}"
+        checkpoint = folder / "control" / "checkpoint-8" / "state.json"
+        checkpoint.parent.mkdir(parents=True)
+        checkpoint.touch()
+        for path in (folder, *folder.rglob("*")):
+            os.utime(path, (past, newest if path == checkpoint else past))
+    Store(tmp_path).sweep()
+    assert [path.name for path in tmp_path.iterdir()] == [".unfinished-recover-1"]
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ def go(path, out, **options):
     [
         ("new_data", "train.tsv: changed while the run was reading it"),
         ("new_weights", "model: the model's folder changed"),
+        ("new_generation", "generation_config.json: changed while the run was reading it"),
         ("exchanged_data", "train.tsv: was written to"),
         ("deleted_data", "train.tsv: disappeared"),
     ],

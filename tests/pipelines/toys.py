@@ -127,6 +127,11 @@ def new_weights(trouble: Path) -> None:
     flip_weight(trouble.parents[1] / "project" / "model")
 
 
+def new_generation(trouble: Path) -> None:
+    """What no digest of a model folder has."""
+    (trouble.parents[1] / "project" / "model" / "generation_config.json").write_text('{"repetition_penalty": 2.0}')
+
+
 def exchanged_data(trouble: Path) -> None:
     """Other data for a moment: bytes, size and mtime are as they were."""
     path = trouble.parents[1] / "project" / "train.tsv"
@@ -169,6 +174,7 @@ TROUBLES = {
         denied,
         new_data,
         new_weights,
+        new_generation,
         exchanged_data,
         deleted_data,
         hang,
