@@ -12,18 +12,19 @@ from transformers import AutoModelForCausalLM
 
 from compressor.errors import UserError, UserErrors
 from compressor.methods import Options, apply
+from compressor.models.special_tokens import tokenizer_of
 from compressor.pruning.surgery import Removal, remove
 from compressor.tasks import TaskConfig
 from compressor.tasks.data import read_data
 from compressor.tasks.decoding.answer_extraction import answer_of
 from compressor.tasks.decoding.decode_config import PACKAGES, DecodeConfig
-from compressor.tasks.decoding.generate_texts import _limits, generate_texts, prompts_of_a_batch
+from compressor.tasks.decoding.generate_texts import _limits, _text_of, generate_texts, prompts_of_a_batch
 from compressor.tasks.decoding.prompt_items import PromptItem, check_positions
 from compressor.tasks.decoding.text_metrics import TEXT_METRICS
 from compressor.tasks.decoding.text_quality import change, read_statistics, score_texts
 from compressor.tasks.reading import check_data, read_task
 from tests.compressor.conftest import tiny
-from tests.tiny import DECODERS, write_model
+from tests.tiny import DECODERS, write_model, write_tokenizer
 
 # --- metrics ---
 
@@ -278,8 +279,21 @@ class Numbers:
 
     eos_token_id = 3
 
-    def decode(self, tokens, skip_special_tokens):
+    def decode(self, tokens, **_):
         return " ".join(map(str, tokens))
+
+
+def test_a_text_is_written_as_the_server_writes_it(tmp_path):
+    """A tokenizer saved by transformers 4 may ask for "a." where the model wrote "a ."."""
+    write_tokenizer(tmp_path, "t5")
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"clean_up_tokenization_spaces": True}))
+    words = json.loads((tmp_path / "tokenizer.json").read_text())
+    words["model"]["vocab"] |= {".": len(words["model"]["vocab"])}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(words))
+    tokenizer = tokenizer_of(tmp_path)
+    ids = tokenizer("a film .", add_special_tokens=False)["input_ids"]
+    assert tokenizer.decode(ids) == "a film." and _text_of([*ids, tokenizer.eos_token_id, ids[0]], tokenizer) == "a film ."
 
 
 def alone(model, prompt: list[int], count: int) -> str:

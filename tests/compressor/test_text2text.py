@@ -298,7 +298,7 @@ class Numbers:
 
     eos_token_id = 3
 
-    def decode(self, tokens, skip_special_tokens):
+    def decode(self, tokens, **_):
         return " ".join(map(str, tokens))
 
 

@@ -85,7 +85,9 @@ def _text_of(tokens: list[int], tokenizer) -> str:
     """The text of generated tokens up to the end token."""
     # what follows the end is padding, which need not be a special token
     until = tokens.index(tokenizer.eos_token_id) if tokenizer.eos_token_id in tokens else len(tokens)
-    return tokenizer.decode(tokens[:until], skip_special_tokens=True).strip()
+    # as the server writes it: some tokenizer_config.json ask that the space before a full stop is taken out
+    options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+    return tokenizer.decode(tokens[:until], **options).strip()
 
 
 def _padded(prompts: Sequence[list[int]], pad_id: int, device, left: bool) -> dict:
