@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -19,8 +18,9 @@ from compressor.errors import UserError
 from compressor.models.architectures import row_of
 from compressor.models.files import weight_files
 from compressor.models.files.damage import Damage, door, read_json, reading_by_library
-from compressor.models.files.model_folder import CONFIG, GENERATION, TOKENIZER_FILES, check_pretrained
+from compressor.models.files.model_folder import CHAT, CONFIG, GENERATION, TOKENIZER_FILES, check_pretrained
 from compressor.models.files.weight_files import FLOATS, INDEX, WEIGHTS, StoredTensor, stored_tensors, weight_names
+from compressor.models.loaded_config import check_activations, plain_outputs
 from compressor.models.row_file import row_digest, row_entry, row_in
 from compressor.models.special_tokens import padding_id
 from compressor.models.tasks_table import HEAD_TASKS, task_of_class
@@ -120,7 +120,7 @@ def _how_to_install(name: str, path: str) -> str:
 def _hub_folder(reference: str) -> Path:
     from huggingface_hub import snapshot_download
 
-    patterns = ["config.json", "*.safetensors", "*.safetensors.index.json", *TOKENIZER_FILES, GENERATION]
+    patterns = ["config.json", "*.safetensors", "*.safetensors.index.json", *TOKENIZER_FILES, GENERATION, CHAT]
     try:
         return Path(snapshot_download(reference, allow_patterns=patterns))
     except Exception as error:  # the hub client raises a dozen unrelated types; each means that the model is not at hand
@@ -231,8 +231,9 @@ def _stored_head(folder: Path, empty: nn.Module) -> tuple[str, dict[str, Tensor]
         files, stored = [folder / name for name in weight_names(folder)], stored_tensors(folder)
     shapes = {name: stored[name].shape for name in expected.keys() & stored.keys()}
     config = config_of(folder)
-    if not shapes:  # a head of another kind may have other names; transformers leaves it out
-        classifies = any(name.endswith("Classification") for name in config.architectures or ())
+    classifies = any(name.endswith("Classification") for name in config.architectures or ())
+    # a head of another kind may have other names: transformers leaves it out; a ModernBERT's is pretrained up to the classes
+    if not shapes or (not classifies and all(shapes[name] == expected[name] for name in shapes)):
         return "replaced" if classifies else "fresh", None
     same_labels = config.id2label == empty.config.id2label
     if shapes == expected and same_labels and config.architectures == [type(empty).__name__]:
@@ -282,23 +283,8 @@ def config_of(folder: Path) -> PretrainedConfig:
 
     with door("E304", "the folder", str(folder)), reading_by_library("has a config.json that transformers cannot read"):
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        _check_activations(config)
-    return config
-
-
-ACTIVATIONS = ("hidden_act", "activation_function", "activation", "hidden_activation")
-"""What architectures call the function in their FFN."""
-
-
-def _check_activations(config: PretrainedConfig) -> None:
-    from transformers.activations import ACT2FN
-
-    for key in ACTIVATIONS:
-        name = getattr(config, key, None)
-        if isinstance(name, str) and name not in ACT2FN:
-            close = difflib.get_close_matches(name, ACT2FN, 1)
-            fix = f"Did you mean '{close[0]}'?" if close else "Name one that transformers knows, such as gelu"
-            raise Damage(f"says {key}: '{name:.40}' in its config.json, which transformers does not know", fix)
+        check_activations(config)
+    return plain_outputs(config)
 
 
 def check_shapes(model: nn.Module, stored: Mapping[str, StoredTensor]) -> None:

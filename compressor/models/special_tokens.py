@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compressor.errors import UserError
-from compressor.models.files.damage import door, reading_by_library
-from compressor.models.files.model_folder import TRIAL
+from compressor.models.architectures import COMPRESSED
+from compressor.models.files.damage import door, read_json, reading_by_library
+from compressor.models.files.model_folder import CONFIG, TRIAL
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from torch import nn
     from transformers import PretrainedConfig
 
@@ -65,8 +67,30 @@ def tokenizer_of(folder: Path):
         for name, token in tokenizer.special_tokens_map.items():
             if isinstance(token, str) and stored.token_to_id(token) is None:  # of the class; no text has it
                 setattr(tokenizer, name, None)
+        tokenizer.model_input_names = _input_names(tokenizer.model_input_names, stored, folder)
         tokenizer(*TRIAL, verbose=False)  # a key of another type than it must have is read here first
     return tokenizer
+
+
+def _input_names(names: list[str], stored: Tokenizer, folder: Path) -> list[str]:
+    """The inputs that a tokenizer gives a model: segments where tokenizer.json numbers those of a pair and the model has as
+    many, whatever the class says: transformers 5's general one leaves them out, and a BertTokenizer gives them to a RoBERTa."""
+    size, number = _segments(folder), max(stored.encode("a", "b").type_ids)
+    if "token_type_ids" in names and 0 < size <= number:
+        return [name for name in names if name != "token_type_ids"]
+    return [*names, "token_type_ids"] if "token_type_ids" not in names and 0 < number < size else names
+
+
+def _segments(folder: Path) -> int:
+    """How many segments the model in a folder has embeddings for; 0 where it reads none, or none is there."""
+    from transformers import CONFIG_MAPPING
+
+    if not (folder / CONFIG).is_file():
+        return 0
+    config = read_json(folder / CONFIG)
+    model_type = str(config.get("model_type")).removeprefix(COMPRESSED)
+    usual = getattr(CONFIG_MAPPING[model_type], "type_vocab_size", 0) if model_type in CONFIG_MAPPING else 0
+    return config.get("type_vocab_size", usual) or 0
 
 
 def _stock_tokenizer(folder: Path):

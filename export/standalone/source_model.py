@@ -22,6 +22,7 @@ from compressor.models.files.damage import Damage, door, read_json, reading_by_l
 from compressor.models.files.model_folder import CONFIG, check_pretrained
 from compressor.models.files.weight_files import INDEX, WEIGHTS, stored_tensors
 from compressor.models.hub import check_shapes, find_folder, task_head
+from compressor.models.loaded_config import plain_outputs
 from compressor.models.special_tokens import padding_id, tokenizer_of
 from compressor.models.tasks_table import BY_AUTO_CLASS
 from compressor.pruning.sizes import BY_STACK
@@ -109,7 +110,7 @@ def _stock(reference: str, folder: Path) -> nn.Module:
     options = {"local_files_only": True, "trust_remote_code": False}
     none = "is neither a classifier nor a model that generates"
     with door("E621", "the folder", str(folder)), reading_by_library(none, "Give a folder of one"):
-        config = AutoConfig.from_pretrained(folder, **options)
+        config = plain_outputs(AutoConfig.from_pretrained(folder, **options))
         empty = _check_size(config, folder)
     with door("E304", f"model '{reference}'"):
         check_shapes(empty, stored_tensors(folder))

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import AutoConfig, AutoTokenizer
 
@@ -216,6 +217,63 @@ def test_texts_are_read_as_the_file_that_is_served_says(model_type, make, text, 
 
 def test_a_tokenizer_that_is_read_alike_everywhere(tmp_path):
     assert reads_otherwise(write_model(tmp_path)) is None
+
+
+@pytest.mark.parametrize(
+    ("model_type", "keys", "names", "types"),
+    [
+        ("bert", {}, None, [0, 0, 0, 1, 1]),  # as transformers 5's general class, which names no segments
+        ("roberta", {"type_vocab_size": 1}, ["input_ids", "token_type_ids", "attention_mask"], None),  # with a BERT's class
+        ("roberta", {"type_vocab_size": 2}, ["input_ids", "token_type_ids", "attention_mask"], [0, 0, 0, 1, 1]),
+    ],
+)
+def test_pairs_have_the_segments_that_file_and_model_have(model_type, keys, names, types, tmp_path):
+    folder = write_model(tmp_path, model_type, **keys)
+    config = json.loads((folder / "tokenizer_config.json").read_text()) | {"model_input_names": names}
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({key: value for key, value in config.items() if value is not None})
+    )
+    row = tokenizer_of(folder)("good", "bad")
+    assert row.get("token_type_ids") == types and len(row["input_ids"]) == 5
+    batch = {key: torch.tensor([values]) for key, values in row.items()}
+    assert build(folder, ["a", "b"])(**batch).logits.shape == (1, 2)
+
+
+@pytest.mark.parametrize("kind", ["relative_key", "relative_key_query"])
+def test_positions_that_transformers_does_not_compute_are_refused(kind, tmp_path):
+    """It would add absolute ones, and leave out the stored distances."""
+    folder = write_model(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    for given, refused in (("absolute", False), (kind, True)):
+        (folder / "config.json").write_text(json.dumps(config | {"position_embedding_type": given}))
+        if refused:
+            with pytest.raises(UserError, match=f"E304 .*position_embedding_type: '{kind}'"):
+                resolve(str(folder))
+        else:
+            resolve(str(folder))
+
+
+def test_a_model_returns_named_logits_alone_however_it_was_saved(tmp_path):
+    folder = write_model(tmp_path, return_dict=False, output_hidden_states=True)
+    assert json.loads((folder / "config.json").read_text())["output_hidden_states"] is True
+    ids = {"input_ids": torch.full((1, 3), 5)}
+    assert list(build(folder, ["a", "b"])(**ids)) == ["logits"]
+
+
+def test_a_head_that_is_pretrained_up_to_the_classes_is_kept(tmp_path):
+    """A ModernBERT's, under the names of its masked language model."""
+    folder = write_model(tmp_path, "modernbert", auto="AutoModelForMaskedLM")
+    stored = load_file(folder / "model.safetensors")
+    model = build(folder, ["a", "b"])
+    assert compression_of(model).head_origin == "fresh" and "head.dense.weight" in head_names(model)
+    assert torch.equal(model.head.dense.weight, stored["head.dense.weight"]) and "classifier.weight" not in stored
+
+
+def test_a_merged_model_has_the_chat_template_of_its_base(tmp_path):
+    folder = write_model(tmp_path / "base", "gpt2")
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    save_checkpoint(build(folder, ["a", "b"]), tmp_path / "merged", folder)
+    assert (tmp_path / "merged" / "chat_template.jinja").read_text() == "{{ messages }}"
 
 
 def test_what_pads_is_said_in_one_place(tmp_path):

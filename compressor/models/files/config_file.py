@@ -34,6 +34,8 @@ LIMITS: dict[str, tuple[int, int]] = {
 TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
 ATTENTIONS = ("attn_implementation", "_attn_implementation")
 SAFE_ATTENTIONS = (None, "eager", "sdpa")
+ABSOLUTE = ("bert", "roberta", "xlm-roberta", "electra")
+"""Types that had relative positions, too, until transformers 5."""
 
 
 def check_config(config: Mapping[str, Any], *, has_row: bool) -> None:
@@ -46,6 +48,7 @@ def check_config(config: Mapping[str, Any], *, has_row: bool) -> None:
         raise Damage(f"has no model_type in its config.json that is a name, but {shown(model_type)}")
     _check_limits(config, has_row)
     _check_words(config)
+    _check_positions(config)
     if has_row:
         _check_sizes(config)
         _check_ids(config)
@@ -80,6 +83,14 @@ def _check_words(config: Mapping[str, Any]) -> None:
         if config.get(key) not in SAFE_ATTENTIONS:
             what = f"asks for {key}: {shown(config[key])} in its config.json"
             raise Damage(what, "Remove the key: it may name foreign code")
+
+
+def _check_positions(config: Mapping[str, Any]) -> None:
+    """Reject positions that transformers 5 does not compute any more: it would add absolute ones and say nothing."""
+    kind = config.get("position_embedding_type")
+    if config["model_type"] in ABSOLUTE and kind not in (None, "absolute"):
+        what = f"says position_embedding_type: {shown(kind)} in its config.json, which transformers 5 does not compute"
+        raise Damage(what, "Take a model with absolute positions")
 
 
 def _first(config: Mapping[str, Any], keys: tuple[str, ...]) -> tuple[str, int] | None:

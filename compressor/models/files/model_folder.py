@@ -34,6 +34,8 @@ TOKENIZER_FILES = (
 """Tokenizer files copied into a checkpoint, so that rows are tokenized as in training."""
 GENERATION = "generation_config.json"
 """Copied, too: it may name more tokens that end a text than config.json."""
+CHAT = "chat_template.jinja"
+"""Copied, too, for whoever asks the merged model in conversations."""
 
 TRIAL = ("a good film, 1\u00bd \u4e2d", "zq\U0001f600")
 """Two test texts, with words outside any vocabulary."""
