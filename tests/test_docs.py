@@ -88,3 +88,14 @@ def test_imported_names_exist(body):
         if isinstance(node, ast.ImportFrom):
             module = importlib.import_module(node.module)
             assert all(hasattr(module, alias.name) for alias in node.names)
+
+
+BY_DELTA = [page for page in PAGES if "- Removed: heads by delta" in page.read_text()]
+
+
+@pytest.mark.parametrize("page", BY_DELTA, ids=lambda page: page.stem)
+def test_a_result_of_heads_by_delta_is_marked_so(page):
+    """What `compress init` writes and the quickstart remove heads by taylor today."""
+    rows = [line.split(" | ") for line in (page.parent / "README.md").read_text().splitlines()]
+    (row,) = [row for row in rows if f"`{page.name}`" in row[0]]
+    assert "heads by delta" in row[-1]
