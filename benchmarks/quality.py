@@ -284,9 +284,15 @@ class Results:
         made = {cell: {seed: found for seed in controls if (found := grid.figures(cell, seed))} for cell in cells}
         return cls(grid, controls, {cell: found for cell, found in made.items() if found})
 
-    def against(self, cell: Cell) -> list[float]:
-        """Differences from the control, a seed each, in points."""
-        return [found["quality"] - self.controls[seed]["control"] for seed, found in self.cells[cell].items()]
+    def against(self, cell: Cell, baseline: str = "control") -> list[float]:
+        """Differences from the control or the dense model, a seed each, in points."""
+        return [found["quality"] - self.controls[seed][baseline] for seed, found in self.cells[cell].items()]
+
+    @property
+    def lost(self) -> float:
+        """Mean points by which the control is below the dense model; 0.0 where it is not, or by less than is printed."""
+        controls = self.controls.values()
+        return max(0.0, round(statistics.fmean(found["dense"] - found["control"] for found in controls), 1))
 
     def mean(self, cell: Cell, key: str) -> float:
         return statistics.fmean(found[key] for found in self.cells[cell].values())
@@ -319,9 +325,12 @@ def table(results: Results) -> Iterator[str]:
     teacher = grid.teacher_figures() if any(cell.arm == "larger teacher" for cell in results.cells) else None
     told += f", larger teacher {teacher['quality']:.1f}" if teacher else ""
     yield f"{grid.metric.name} x 100: {told}. Means over seeds, ± standard deviation."
+    if results.lost:
+        yield f"The control is {results.lost:.1f} below dense: more training lost quality, so compare with both."
     yield ""
-    yield "| asked | measured | arm | quality | against the control | seeds | minutes |"
-    yield "|---:|---:|---|---:|---:|---:|---:|"
+    beside = " against dense |" if results.lost else ""
+    yield f"| asked | measured | arm | quality | against the control |{beside} seeds | minutes |"
+    yield f"|---:|---:|---|---:|---:|{'---:|' if results.lost else ''}---:|---:|"
     for cell, made in results.cells.items():
         against = spread(results.against(cell), "+")
         if cell.arm == "larger teacher":
@@ -329,6 +338,7 @@ def table(results: Results) -> Iterator[str]:
                 found["quality"] - control["quality"] for seed, found in made.items() if (control := grid.taught_control(seed))
             ]
             against += f" (with that teacher, too: {spread(taught, '+')})" if taught else ""
+        against += f" | {spread(results.against(cell, 'dense'), '+')}" if results.lost else ""
         speed, minutes = results.speed(cell), results.mean(cell, "seconds") / 60
         shown = (f"{cell.speedup:g}x", f"{speed:.2f}x", cell.arm, spread([found["quality"] for found in made.values()]))
         yield f"| {' | '.join((*shown, against, str(len(made)), f'{minutes:.1f}'))} |"

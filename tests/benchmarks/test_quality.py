@@ -127,3 +127,15 @@ def test_table_and_picture_are_of_what_is_recorded(tmp_path):
     drawn = list(ElementTree.fromstring(picture(results.lines(), "accuracy")).iter("{http://www.w3.org/2000/svg}text"))
     assert {"labels", "control", "2x", "3x"} <= {one.text for one in drawn}
     assert all(0 < float(one.get("y")) < HEIGHT and 0 < float(one.get("x")) < WIDTH for one in drawn)
+
+
+def test_a_control_below_the_dense_model_is_told_and_rows_are_compared_with_both(tmp_path):
+    controls = {seed: {"tuned": 85.0, "dense": 86.0, "control": 85.0 + seed} for seed in (0, 1)}
+    cell = quality.Cell("sst2", 2.0, "labels")
+    made = {cell: {seed: {"quality": 85.5, "measured": 2.0, "seconds": 60.0} for seed in controls}}
+    grid = quality.Grid("sst2", {}, "MODEL", None, tmp_path, None, 2, train=False)
+    lines = list(quality.table(quality.Results(grid, controls, made)))
+    assert lines[1] == "The control is 0.5 below dense: more training lost quality, so compare with both."
+    head, ruler, row = lines[3:6]
+    assert row == "| 2x | 2.00x | labels | 85.5 ± 0.0 | +0.0 ± 0.7 | -0.5 ± 0.0 | 2 | 1.0 |"
+    assert "| against the control | against dense | seeds |" in head and head.count("|") == ruler.count("|") == row.count("|")
