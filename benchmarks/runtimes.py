@@ -25,6 +25,7 @@ from __future__ import annotations
 import argparse
 import math
 import random
+import shlex
 import sys
 import tempfile
 import time
@@ -47,6 +48,7 @@ from compressor.cost import shape_of  # noqa: E402
 from compressor.errors import UserError  # noqa: E402
 from compressor.models.anatomy import layers_of  # noqa: E402
 from compressor.models.hub import build, resolve  # noqa: E402
+from compressor.processor import weight_bits  # noqa: E402
 from compressor.pruning.surgery import Removal, remove  # noqa: E402
 from compressor.tasks.features import Encoding  # noqa: E402
 from export.graph.files import save as save_graph  # noqa: E402
@@ -222,7 +224,7 @@ def quantized_static(graph: onnx.ModelProto, rows: Sequence[Encoding], operators
     """QuantizeLinear and DequantizeLinear around these operators, or all that ONNX Runtime has in int8, calibrated on `rows`.
 
     States are unsigned: of signed ones ONNX Runtime multiplies only half of the matrices in int8 on x86, the rest in fp32 with
-    the weights widened in every call.
+    the weights widened in every call. Weights have 7 bits where pairs of products of 8 overflow (`weight_bits`).
     """
     import onnx_ir
     from onnxruntime.quantization import QuantType
@@ -231,7 +233,7 @@ def quantized_static(graph: onnx.ModelProto, rows: Sequence[Encoding], operators
 
     names = {value.name for value in graph.graph.input}
     samples = [{name: torch.from_numpy(values) for name, values in row.items() if name in names} for row in rows]
-    types = {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8}
+    types = {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8, "reduce_range": weight_bits() == 7}
     config = OnnxRuntimeStaticConfig(per_channel=True, op_types_to_quantize=operators, **types)
     quantizer = OnnxRuntimeQuantizer(config, calibration_dataset=samples)
     return onnx_ir.to_proto(quantizer.quantize(onnx_ir.from_proto(graph), samples[0], ExportFormat.ONNX))
@@ -336,16 +338,48 @@ def save(options: argparse.Namespace, result: dict[str, Any]) -> None:
     """The device's .json and .md."""
     place = options.out / f"{options.device}.json"
     write_record(place, result)
-    write_atomic(place.with_suffix(".md"), markdown(result, options.bench, options.device).encode())
+    write_atomic(place.with_suffix(".md"), markdown(result, options).encode())
 
 
-def markdown(result: dict[str, Any], bench: Bench, device: str) -> str:
+def command(options: argparse.Namespace, cells: dict[str, Any]) -> str:
+    """The command that measures what was asked for, and what other runs left in the record."""
+    bench, words = options.bench, ["--out", "DIR", "--device", options.device, "--models"]
+    models = [(model_in(name), cell["model"]) for name, cell in cells.items()]
+    models += [(name, plain(reference)) for name, reference in options.models.items()]
+    words += [reference_in(name, reference, bench) for name, reference in dict.fromkeys(models)]
+    shapes = [[int(size) for size in name.rpartition(" ")[2].split("x")] for name in cells]
+    for option, asked, measured in (
+        ("--batches", options.batches, [batch for batch, _ in shapes]),
+        ("--lengths", options.lengths, [length for _, length in shapes]),
+    ):
+        words += [option, *map(str, dict.fromkeys([*measured, *asked]))]
+    words += ["--rounds", str(options.rounds)]
+    for option, asked, part, every in (
+        ("--plans", options.plans, "flops_left", bench.plans),
+        ("--kinds", options.kinds, "kinds", bench.kinds),
+    ):
+        named = {*asked}.union(*(cell[part] for cell in cells.values()))
+        # "dense" is no name that --plans takes
+        words += [] if named >= {*every} else [option, ",".join(name for name in every if name in named and name != "dense")]
+    words += ["--threads", str(options.threads)] if options.threads else []
+    words += ["--time-limit", f"{options.time_limit:g}"] if options.time_limit < math.inf else []
+    return f"python benchmarks/runtimes.py {shlex.join(words)}"
+
+
+def reference_in(name: str, reference: str, bench: Bench) -> str:
+    """A model as --models takes it, with words in place of folders."""
+    if reference == plain(bench.models.get(name, "")):
+        return name
+    dense, _, merged = reference.partition(",")
+    parts = [(dense, "DENSE" if merged else "FOLDER"), *([(merged, "MERGED")] if merged else [])]
+    return f"{name}={','.join(part if ':' in part else word for part, word in parts)}"
+
+
+def markdown(result: dict[str, Any], options: argparse.Namespace) -> str:
     """A table a cell: p50 with interquartile range, and how many times faster than eager and than the best dense."""
-    facts = result["machine"]
-    names = [name if name in bench.models else f"{name}=DENSE,MERGED" for name in dict.fromkeys(map(model_in, result["cells"]))]
-    command = f"python benchmarks/runtimes.py --out DIR --device {device} --models {' '.join(names)}"
-    lines = [f"# {bench.title}", "", f"Command: `{command}`", ""]
-    place = f"{facts['accelerator']}, beside it {facts['cpu']}" if device == "cuda" else facts["cpu"]
+    facts, bench = result["machine"], options.bench
+    lines = [f"# {bench.title}", "", f"Command: `{command(options, result['cells'])}`", ""]
+    place = f"{facts['accelerator']}, beside it {facts['cpu']}" if options.device == "cuda" else facts["cpu"]
     lines += [f"{place}, {facts['cores']} cores; {', '.join(filter(None, facts['packages'].values()))}.", ""]
     lines += [
         "Pruned: the same share of the heads and of the FFN neurons of every layer is gone, half where nothing else is said,",
@@ -454,7 +488,7 @@ def main(arguments: list[str] | None = None) -> int:
     except UserError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    print(markdown(options.earlier, options.bench, options.device))
+    print(markdown(options.earlier, options))
     cells = options.earlier["cells"]
     left = [cell_name(name, *shape) for name in options.models for shape in missing(name, options, cells)]
     if late := [name for name in left if name not in cells]:

@@ -11,8 +11,9 @@ lengths alone. Pruned is half of the heads and neurons of every layer. A pass is
 shuffled order. Every batch size and order has a process of its own, so that the first pass of each, which is told apart, meets
 every shape for the first time. `again` is the A/A control.
 
-BERT alone: MPNet's attention has a bias, which varlen_attn does not take. Writes unpadded.md and unpadded.json. Exit code 0,
-2 for a wrong argument, 3 where the control is more than 3 % off or two contenders answer differently.
+BERT alone: MPNet's attention has a bias, which varlen_attn does not take. Writes unpadded.md and unpadded.json; on a CPU
+unpadded-on-cpu.*, a trial of the program in fp32. Exit code 0, 2 for a wrong argument, 3 where the control is more than 3 % off
+or two contenders answer differently.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import copy
 import math
 import multiprocessing
 import random
+import shlex
 import statistics
 import sys
 import tempfile
@@ -57,6 +59,7 @@ PLANS = {"dense": 1, "half": 1 / 2}
 PADDED, UNPADDED, FILE = "PyTorch", "PyTorch unpadded", "ONNX Runtime"
 CONTROL = f"dense {UNPADDED}"
 AGAIN = f"{CONTROL}, again"
+PRECISIONS = {"cuda": "fp16", "cpu": "fp32"}
 APART = 0.05
 """How far the logits of two contenders of the same weights may be apart in fp16, as a share of their standard deviation."""
 
@@ -214,7 +217,9 @@ def markdown(result: dict[str, Any]) -> str:
     """A table a batch size and order."""
     facts = result["machine"]
     place = f"{facts['accelerator']}, beside it {facts['cpu']}" if facts.get("accelerator") else facts["cpu"]
-    lines = ["# With padding and without it, on a GPU in fp16", "", f"Command: `{result['command']}`", ""]
+    device = "a GPU" if result["device"] == "cuda" else "a CPU"
+    lines = [f"# With padding and without it, on {device} in {PRECISIONS[result['device']]}", ""]
+    lines += [f"Command: `{result['command']}`", ""]
     lines += [f"{place}, {facts['cores']} cores; {', '.join(filter(None, facts['packages'].values()))}.", ""]
     lines += [
         f"{result['model']}; {result['rows']} validation rows of {result['shortest']} to {result['longest']} tokens. A pass is",
@@ -223,7 +228,7 @@ def markdown(result: dict[str, Any]) -> str:
         "Factors are over the fastest dense one.",
     ]
     for name, cell in result["cells"].items():
-        lines += ["", f"## Batches of {name}", "", *table(cell), ""]
+        lines += ["", f"## Batches of {name}", "", *table(cell, PRECISIONS[result["device"]]), ""]
         verdict = "void: measure it again on a quieter machine" if cell["void"] else "valid"
         differs = "; TOO FAR APART" if cell["differs"] else ""
         lines.append(
@@ -234,11 +239,11 @@ def markdown(result: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def table(cell: dict[str, Any]) -> list[str]:
+def table(cell: dict[str, Any], precision: str) -> list[str]:
     """The rows of one table, without the control."""
     names = [name for name in cell["p50"] if name != AGAIN]
     best = min(cell["p50"][name] for name in names if name.startswith("dense"))
-    lines = ["| fp16 | first pass ms | p50 ms | IQR | tokens/s | over the fastest dense |", "|---|--:|--:|--:|--:|--:|"]
+    lines = [f"| {precision} | first pass ms | p50 ms | IQR | tokens/s | over the fastest dense |", "|---|--:|--:|--:|--:|--:|"]
     for name in names:
         low, _, high = statistics.quantiles(cell["later_ms"][name], n=4)
         p50 = cell["p50"][name]
@@ -247,7 +252,7 @@ def table(cell: dict[str, Any]) -> list[str]:
     return lines
 
 
-def parse(arguments: list[str] | None) -> argparse.Namespace:
+def parser_of_arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     parser.add_argument("--model", default="random:bert", help="a folder, package:NAME/PATH, or random:bert (the default)")
@@ -258,6 +263,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: in fp32, to try this script")
     parser.add_argument("--time-limit", type=float, default=math.inf, metavar="S", help="of the passes; fewer, then")
+    return parser
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = parser_of_arguments()
     options = parser.parse_args(arguments)
     if options.device == "cuda" and not (accelerator() and RUNTIME.offers("cuda")):
         parser.error("--device cuda: no GPU is offered here, by PyTorch and by ONNX Runtime")
@@ -266,13 +276,25 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     return options
 
 
+def command(options: argparse.Namespace) -> str:
+    """The command with every option that is not its default, without the folders of one person's disk."""
+    defaults = vars(parser_of_arguments().parse_args(["--out", "docs/results"]))
+    words = ["--out", "docs/results"]
+    for name, value in vars(options).items():
+        if name != "out" and value != defaults[name]:
+            values = value if isinstance(value, list) else [plain(str(value)) if name in ("model", "data") else value]
+            words += [f"--{name.replace('_', '-')}", *(f"{one:g}" if isinstance(one, float) else str(one) for one in values)]
+    return f"python benchmarks/unpadded.py {shlex.join(words)}"
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Returns the exit code."""
     options = parse(arguments)
     batched, lengths = streams(options)
-    extra = f" --model {plain(options.model)}" if options.model != "random:bert" else ""
+    stem = "unpadded" if options.device == "cuda" else "unpadded-on-cpu"
     result = {
-        "command": f"python benchmarks/unpadded.py --out docs/results{extra}",
+        "command": command(options),
+        "device": options.device,
         "machine": machine([STAGE], options.threads, ()),
         "model": plain(options.model),
         "rows": len(lengths),
@@ -282,14 +304,14 @@ def main(arguments: list[str] | None = None) -> int:
     }
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
-        paths = write(options.model, Path(scratch), "fp16" if options.device == "cuda" else "fp32")
+        paths = write(options.model, Path(scratch), PRECISIONS[options.device])
         for name, batches in batched.items():
             # kernels are chosen and built once for a shape in the life of a process
             with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
                 figures = process.submit(measured, paths, batches, options, options.time_limit / len(batched)).result()
             result["cells"][name] = cell_of(figures, batches)
-            write_record(options.out / "unpadded.json", result)
-            write_atomic(options.out / "unpadded.md", markdown(result).encode())
+            write_record(options.out / f"{stem}.json", result)
+            write_atomic(options.out / f"{stem}.md", markdown(result).encode())
     print(markdown(result))
     return 3 if any(cell["void"] or cell["differs"] for cell in result["cells"].values()) else 0
 

@@ -4,6 +4,7 @@ import json
 from contextlib import nullcontext
 from types import SimpleNamespace
 
+import numpy as np
 import onnx
 import onnxruntime
 import pytest
@@ -74,6 +75,26 @@ def test_the_table_compares_with_eager_and_the_best_dense(bench, tmp_path, capsy
     assert list(cells) == ["minilm 8x32", "minilm 8x128"] and not cells["minilm 8x32"]["void"]
 
 
+def test_the_page_has_the_command_that_was_run(bench, tmp_path):
+    """Also of what an earlier run left in the record; a folder is no model that has a name by default."""
+
+    def told():
+        return (tmp_path / "cpu.md").read_text().splitlines()[2]
+
+    part = ("--batches", "8", "--kinds", "ONNX fp32,ONNX fp32 fused", "--time-limit", "60", "--threads", "1")
+    bench("--models", "minilm", "mpnet=/a/folder", "two=random:bert,/a/merged", "--lengths", "32", *part)
+    models = "--models minilm mpnet=FOLDER two=random:bert,MERGED"
+    assert told() == (
+        f"Command: `python benchmarks/runtimes.py --out DIR --device cpu {models} --batches 8 --lengths 32 "
+        f"--rounds {LEAST_ROUNDS} --kinds 'ONNX fp32,ONNX fp32 fused' --threads 1 --time-limit 60`"
+    )
+    bench("--models", "bert-base", "--lengths", "128", "--batches", "1", "--threads", "1")
+    assert told() == (
+        f"Command: `python benchmarks/runtimes.py --out DIR --device cpu {models} bert-base --batches 8 1 --lengths 32 128 "
+        f"--rounds {LEAST_ROUNDS} --threads 1`"
+    )
+
+
 def test_the_best_dense_is_of_any_runtime_that_answers_alike(bench, capsys):
     times = {"dense PyTorch eager": 5.0, "dense ONNX static int8": 1.0}
     assert bench("--models", "minilm", "--batches", "8", "--lengths", "32", **times)[0] == 0
@@ -111,6 +132,7 @@ def test_some_plans_are_measured_and_the_others_later(bench, monkeypatch, tmp_pa
     assert bench(*part, *half, device="cuda") == (0, [(1, 128)])
     stored = json.loads((tmp_path / "cuda.json").read_text())["cells"]["mpnet 1x128"]
     assert list(stored["flops_left"]) == ["dense", "pruned to 0.50"]
+    assert " --plans 'pruned to 0.50'`" in (tmp_path / "cuda.md").read_text()
     assert bench(*part, *half, device="cuda") == (0, [])
     assert bench(*part, device="cuda") == (0, [(1, 128)])
     with pytest.raises(SystemExit):
@@ -231,3 +253,17 @@ def test_static_int8_of_onnx_runtime_multiplies_no_matrix_in_fp32(tmp_path):
     onnxruntime.InferenceSession(tmp_path / "model.onnx", options)
     operators = [node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node]
     assert "QLinearMatMul" in operators and not {"MatMul", "FusedMatMul", "Gemm"} & set(operators)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("bits", "largest"), [(8, 127), (7, 64)])
+def test_weights_of_static_int8_take_half_of_the_range_without_vnni(monkeypatch, bits, largest):
+    """Else pairs of products overflow there, and the file that is compared computes something else."""
+    monkeypatch.setattr(runtimes, "weight_bits", lambda: bits)
+    model = tiny("bert").float()
+    rows = [runtimes.encoding(2, 8, model.config.vocab_size)]
+    graph = runtimes.quantized_static(runtimes.trace(model, rows[0]), rows)
+    weights = [
+        onnx.numpy_helper.to_array(tensor) for tensor in graph.graph.initializer if tensor.data_type == onnx.TensorProto.INT8
+    ]
+    assert max(np.abs(values.astype(int)).max() for values in weights if values.ndim == 2) == largest

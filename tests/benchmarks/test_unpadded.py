@@ -69,12 +69,16 @@ def test_every_table_has_contenders_that_have_met_no_shape(tmp_path, monkeypatch
     monkeypatch.setattr(unpadded, "write", lambda reference, folder, precision: {})
     monkeypatch.setattr(unpadded, "contenders", contenders)
     monkeypatch.setattr(unpadded, "streams", lambda options: ({"2, as they come": batches, "2, sorted": batches[::-1]}, [4, 9]))
-    assert unpadded.main(["--out", str(tmp_path), "--device", "cpu", "--rounds", "6"]) in (0, 3)
+    assert unpadded.main(["--out", str(tmp_path), "--device", "cpu", "--rounds", "6", "--time-limit", "60"]) in (0, 3)
     assert len(processes) == 2
     for met in processes:
         assert {shapes[0] for shapes in met.values()} == {(1, 2)}
         passes = {name: shapes.count((2, 9)) for name, shapes in met.items()}
         assert passes == {name: 13 if name == unpadded.CONTROL else 7 for name in names}
+    assert {path.name for path in tmp_path.iterdir()} == {"unpadded-on-cpu.json", "unpadded-on-cpu.md"}, "the GPU's stay"
+    told = (tmp_path / "unpadded-on-cpu.md").read_text()
+    assert told.startswith("# With padding and without it, on a CPU in fp32\n") and "fp16" not in told
+    assert "Command: `python benchmarks/unpadded.py --out docs/results --rounds 6 --device cpu --time-limit 60`" in told
 
 
 @pytest.mark.slow
@@ -83,5 +87,7 @@ def test_a_tiny_model_on_a_cpu(tmp_path):
     model = write_model(tmp_path / "model", vocab_size=30522)
     options = ["--model", str(model), "--device", "cpu", "--batches", "4", "--rows", "16", "--rounds", "6", "--threads", "1"]
     unpadded.main(["--out", str(tmp_path), *options])
-    told = (tmp_path / "unpadded.md").read_text()
-    assert told.count("## Batches of 4, ") == 2 and "TOO FAR APART" not in told
+    told = (tmp_path / "unpadded-on-cpu.md").read_text()
+    assert (
+        told.count("## Batches of 4, ") == 2 and "TOO FAR APART" not in told and "--model model --rows 16 --batches 4" in told
+    )
