@@ -21,7 +21,7 @@ from compressor.tasks.kinds.classification import KIND as CLASSIFICATION
 from compressor.tasks.metrics import margin_noise, output_distance, paired_changes
 from compressor.tasks.predictions import rows_of
 from compressor.tasks.task_kind import TaskKind
-from export.parity.bounds import BIT_EXACT_TOLERANCE, BOUNDS, Bound, row_of
+from export.parity.bounds import BIT_EXACT_TOLERANCE, BOUNDS, ROUNDING_SHARE, Bound, row_of
 
 Batches = dict[str, np.ndarray]
 """Logits (predictions, classes) of some rows in several batch compositions, by the name of the composition."""
@@ -95,8 +95,8 @@ class ParityResult:
     |Δlogit| of the rows that were compared in other batches, `agreement_in_batches` their agreement, `failed_batches` those of
     them beyond the bound.
 
-    For a precision: `loss` of the metric; `agreement_beyond_noise`, which ignores labels that rounding alone may change;
-    `distance` of the outputs (`metrics.output_distance`) and `rounding`, that of rounding alone in PyTorch, both on the
+    Where no difference is bounded: `loss` of the metric; `agreement_beyond_noise`, which ignores labels that rounding alone may
+    change; `distance` of the outputs (`metrics.output_distance`) and `rounding`, that of rounding alone in PyTorch, both on the
     `answers` predictions of validation rows and of added training rows. `failed` names the failed checks: difference, metric,
     agreement, rounding, batches. `gated` is False for a baseline, which need not pass.
     """
@@ -185,8 +185,9 @@ def compare(
         failed += ("metric",) * loss.too_large
         within = partial(_agrees, bound, task, noise)
     else:
-        within = partial(_is_near, loose)
-        facts, failed = {}, () if _is_near(bound, reference, candidate) else ("difference",)
+        within = partial(_is_alike, loose, task)
+        beyond = "agreement" if _is_near(bound, reference, candidate) else "difference"
+        facts, failed = {}, () if _is_alike(bound, task, reference, candidate) else (beyond,)
     failed_batches = tuple(name for name, pair in others.items() if not within(*pair))
     failed += ("batches",) * bool(failed_batches)
     return ParityResult(
@@ -218,6 +219,16 @@ def _scale(bound: Bound, reference: np.ndarray) -> np.ndarray | float:
 def _is_near(bound: Bound, reference: np.ndarray, candidate: np.ndarray) -> bool:
     """Whether every difference is within the bound; False for a NaN."""
     return bool((np.abs(candidate - reference) <= bound.difference * _scale(bound, reference)).all())
+
+
+def _is_alike(bound: Bound, task: TaskKind, reference: np.ndarray, candidate: np.ndarray) -> bool:
+    """Whether every difference is within the bound and, beyond what rounding explains, the agreement that it requires of this
+    kind of task holds; False for a NaN. One number for all rows, as that of a single row is, has no agreement."""
+    if not _is_near(bound, reference, candidate):
+        return False
+    rounding = replace(bound, difference=ROUNDING_SHARE * bound.difference)
+    enough = task.name not in bound.agreement or not np.ptp(reference) or _is_near(rounding, reference, candidate)
+    return enough or _agrees(bound, task, 0.0, reference, candidate)
 
 
 def _agrees(bound: Bound, task: TaskKind, noise: float, reference: np.ndarray, candidate: np.ndarray) -> bool:
@@ -301,15 +312,16 @@ def in_other_batches(
 
 def in_words(bound: Bound, task: TaskKind, *, rounding: bool = True) -> str:
     """A bound in words, for a kind of task, with that of `rounding` or without."""
+    agrees = f"{task.agreement.words} {bound.agreement[task.name]:.0%}" if task.name in bound.agreement else ""
     if bound.difference is None:
-        agree, least, most = task.agreement, bound.agreement[task.name], bound.metric_loss
+        most = bound.metric_loss
         loss = f"{most:g} {unit_of(task)}" if task.generates else f"{100 * most:.1f} points of {task.metric.name}"
-        words = f"{agree.words} {least:.0%} but for chance, no loss of more than {loss} is shown"
+        words = f"{agrees} but for chance, no loss of more than {loss} is shown"
         return f"{words}, rounding explains what moves" if rounding else words
     if bound.difference == 0.0:
         return "equal bit for bit"
     scale = " x max(1, largest |logit| of the row)" if bound.of_row else " x max(1, |logit|)" if bound.relative else ""
-    return f"|Δlogit| <= {bound.difference:g}{scale}"
+    return f"|Δlogit| <= {bound.difference:g}{scale}{', ' if agrees else ''}{agrees}"
 
 
 def _incomparable(hop: str, kind: str, labels: np.ndarray, bound: str, worst_row: int = 0) -> ParityResult:
@@ -321,11 +333,13 @@ def _incomparable(hop: str, kind: str, labels: np.ndarray, bound: str, worst_row
 
 def why_refused(result: ParityResult) -> str:
     """The finding of each check that refuses, in one line."""
+    turned = result.agreement_beyond_noise
+    beyond = "" if turned is None else f", {turned:.1%} beyond what rounding turns"
     of = {
         "difference": f"|Δlogit| {result.max_difference:.3g}, agreement {result.agreement:.1%}, metric "
         f"{result.metric_reference:.4f} -> {result.metric_candidate:.4f}, worst row {result.worst_row} of {result.rows}",
         "metric": f"a loss is shown: {result.loss.shown}" if result.loss else "",
-        "agreement": f"agreement {result.agreement:.1%}, {result.agreement_beyond_noise or 0:.1%} beyond what rounding turns",
+        "agreement": f"agreement {result.agreement:.1%}{beyond}",
         "rounding": f"outputs move {(result.distance or 0) / (result.rounding or 1):.1f} times as far as rounding moves them",
         "batches": "; ".join(
             f"{name}: |Δlogit| {result.batches[name]:.3g}, agreement {result.agreement_in_batches[name]:.1%}"

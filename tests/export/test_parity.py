@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -419,6 +420,39 @@ def test_faulty_numbers_are_caught(kind, fault):
     assert not result.passed
     with pytest.raises(CheckError, match="concordance 99%" if kind == "int8" and np.isfinite(broken).all() else "E610"):
         require(result)
+
+
+ROUNDED = {"fp32": np.float32, "served": np.float32, "removed": np.float32, "fp16": np.float16, "bf16": ml_dtypes.bfloat16}
+"""Kind of check -> the type that its outputs are rounded to."""
+SPREAD = np.random.default_rng(5).uniform(size=(300, 1))
+
+
+@pytest.mark.usefixtures("few_draws")
+@pytest.mark.parametrize("kind", [*ROUNDED, "served, fp16", "served, bf16"])
+@pytest.mark.parametrize(("least", "most"), [(0, 0.3), (0, 0.03), (36, 37), (0, 6)])
+def test_numbers_of_any_scale_are_told_from_their_mean(kind, least, most):
+    """The mean in place of each number is within a bound of half precision, whose scale is that of logits."""
+    numbers = least + (most - least) * SPREAD
+    rounded = numbers.astype(ROUNDED[kind.removeprefix("served, ")]).astype(np.float64)
+    require(compare("hop", kind, numbers, rounded, numbers[:, 0], task=REGRESSION))
+    mean = compare("hop", kind, numbers, 0 * numbers + numbers.mean(), numbers[:, 0], task=REGRESSION)
+    assert mean.failed in (("difference",), ("agreement",)) and mean.bound.endswith(", concordance 99%")
+    with pytest.raises(CheckError, match=r"agreement 0\.0%"):
+        require(mean)
+    batches = ({"batch 1": numbers[:50]}, {"batch 1": 0 * numbers[:50] + numbers.mean()})
+    alone = compare("hop", kind, numbers, numbers, numbers[:, 0], task=REGRESSION, batches=batches)
+    assert alone.failed_batches == ("batch 1",)
+
+
+@pytest.mark.usefixtures("few_draws")
+@pytest.mark.parametrize(("kind", "moved"), [("fp32", 1e-6), ("served", 1e-7), ("fp16", 5e-4), ("bf16", 2e-3)])
+def test_nearly_equal_numbers_may_move_by_rounding(kind, moved):
+    """Of a model that learnt nothing, whose numbers vary less than rounding moves them; and a single row has no spread."""
+    noise = np.random.default_rng(6).uniform(-moved, moved, size=SPREAD.shape)
+    for numbers in (0.15 + moved * SPREAD, 0.15 + 0 * SPREAD):
+        require(compare("hop", kind, numbers, numbers + noise, SPREAD[:, 0], task=REGRESSION))
+    one = np.array([[3.0]])
+    require(compare("hop", kind, one, one + BOUNDS[kind].difference / 2, np.array([3.0]), task=REGRESSION))
 
 
 @pytest.mark.usefixtures("few_draws")
