@@ -146,9 +146,11 @@ class Data:
 
     @property
     def traced(self) -> dict[str, np.ndarray]:
-        """Two padded validation rows, as a sample to trace a model with; the only one of a file twice."""
+        """Two padded validation rows, as a sample to trace a model with; the only one of a file twice, and a lone token of
+        both, too: an axis of size 1 would be fixed in the graph."""
         tokens = self.validation.sample(2).tokens
-        return pad(tokens * 2 if len(tokens) == 1 else tokens, self.pad_id)
+        batch = pad(tokens * 2 if len(tokens) == 1 else tokens, self.pad_id)
+        return {name: np.repeat(values, 2, axis=1) if values.shape[1] == 1 else values for name, values in batch.items()}
 
     @property
     def batch_size(self) -> int:

@@ -223,6 +223,19 @@ def test_the_only_row_of_a_file_is_traced_twice():
     assert Data(rows, rows, ["a", "b"], 1).traced["input_ids"].tolist() == [[2, 5, 3], [2, 5, 3]]
 
 
+def test_rows_of_one_token_are_traced_with_two():
+    """Single words of a decoder, whose tokenizer adds none: E601 after the training, too."""
+    rows = TokenRows(
+        [{"input_ids": [word], "attention_mask": [1]} for word in (7, 8)], np.array([0, 1]), kind_of("classification")
+    )
+    traced = Data(rows, rows, ["a", "b"], 1).traced
+    assert {name: values.tolist() for name, values in traced.items()} == {
+        "input_ids": [[7, 7], [8, 8]],
+        "attention_mask": [[1, 1], [1, 1]],
+    }
+    assert trace(model_of("bert-dense"), traced).graph.output
+
+
 def test_large_models_get_their_weights_beside_the_graph(tmp_path, exported):
     made, path = exported("bert-dense"), tmp_path / "model.onnx"
     copy = onnx.ModelProto()
