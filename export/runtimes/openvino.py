@@ -190,7 +190,8 @@ def quantized_static(
 ) -> openvino.Model:
     """int8 weights (one scale per channel) and activations with calibrated scales, by NNCF: SmoothQuant, then bias correction.
     Embeddings are int8 too. The products of the modules `excluded` are not quantized. With `weight_bits` of 7 the weights of
-    products take half of the range, so that no pair of products overflows without VNNI."""
+    products take half of the range, so that no pair of products overflows without VNNI, and products of two activations stay
+    fp32, whose ranges are not halved."""
     from export.graph.trace import products_of
 
     names = [value.get_any_name() for value in model.inputs]
@@ -204,8 +205,22 @@ def quantized_static(
             options["advanced_parameters"] = nncf.AdvancedQuantizationParameters(overflow_fix=nncf.OverflowFix.ENABLE)
         # a Gemm becomes the nodes NAME/WithoutBiases and NAME; and a missing name was fused away, not misspelt
         named = {node.get_friendly_name().removesuffix(WITHOUT) for node in model.get_ops()}
-        both = [name for node in products_of(excluded, sorted(named)) for name in (node, f"{node}{WITHOUT}")]
-        return nncf.quantize(model, dataset, ignored_scope=nncf.IgnoredScope(names=both, validate=False), **options)
+        left = [name for node in products_of(excluded, sorted(named)) for name in (node, f"{node}{WITHOUT}")]
+        if weight_bits == 7:
+            left += activation_products(model)
+        return nncf.quantize(model, dataset, ignored_scope=nncf.IgnoredScope(names=left, validate=False), **options)
+
+
+def activation_products(model: openvino.Model) -> list[str]:
+    """Names of the products that no matrix of weights enters alone: every input of them depends on the model's inputs."""
+    dependent, names = set(), []
+    for node in model.get_ordered_ops():
+        inputs = [value.get_node().get_name() in dependent for value in node.input_values()]
+        if any(inputs) or node.get_type_name() == "Parameter":
+            dependent.add(node.get_name())
+        if node.get_type_name() == "MatMul" and all(inputs):
+            names.append(node.get_friendly_name())
+    return names
 
 
 def round_weights(model: openvino.Model) -> None:

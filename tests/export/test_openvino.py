@@ -17,7 +17,7 @@ from export.graph.files import save
 from export.graph.trace import trace
 from export.latency.measure import LatencyVariant, measure
 from export.parity.compare import compare
-from export.runtimes.openvino import export_openvino
+from export.runtimes.openvino import activation_products, export_openvino
 from export.runtimes.openvino_attention import join_attention, keep_axes, postpone_guards
 from export.runtimes.runtime_registry import RUNTIMES
 from export.runtimes.sessions import run, session
@@ -114,6 +114,30 @@ def int8_constants_before(node):
         elif one.get_type_name() in ("Convert", "Multiply", "Reshape"):
             left += [value.get_node() for value in one.input_values()]
     return found
+
+
+def test_without_vnni_products_of_two_activations_stay_fp32(tmp_path, monkeypatch):
+    """NNCF halves the range of weights alone; DeBERTa's attention, which is not one operator, is quantized with 8 bits."""
+    monkeypatch.setattr("export.runtimes.openvino.weight_bits", lambda: 7)
+    path = RUNTIMES["openvino"].write(
+        trace(tiny("deberta-v2", torch.float32), encoding(2, 9)), tmp_path, precisions=["int8"], rows=ROWS
+    )
+    model = openvino.Core().read_model(path["int8"])
+    quantized = [
+        node.get_friendly_name()
+        for node in model.get_ops()
+        if node.get_type_name() == "MatMul" and any(is_rounded(value) for value in node.input_values())
+    ]
+    products = activation_products(model)
+    # scores of tokens and of both kinds of distances, and the weighted values
+    assert quantized and len(products) == 4 * 3 and not set(quantized) & set(products)
+
+
+def is_rounded(value):
+    """Whether a product's input is a quantized activation, behind what moves its axes."""
+    node = value.get_node()
+    moved = node.get_type_name() in ("Reshape", "Transpose", "Unsqueeze")
+    return node.get_type_name() == "FakeQuantize" or (moved and is_rounded(node.input_value(0)))
 
 
 def test_a_second_export_is_equal_byte_for_byte_holds_no_paths_and_prints_nothing(tmp_path, exported, made, capfd):
