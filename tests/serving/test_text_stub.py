@@ -3,6 +3,7 @@
 import gc
 import importlib
 import json
+import math
 import shutil
 import sys
 import threading
@@ -14,11 +15,13 @@ import numpy as np
 import pytest
 from triton_parts import FACTS, LABELS, TRITON, write_classifier
 
+from compressor.processor import cpu_quota
 from export.runtimes.runtime_registry import RUNTIMES
 from serving.backend_files import backend_names, copy_backend
 from serving.clients.by_tokens import load_tokenizer
 from serving.layout.version_file import read_version
 from serving.repository import write_version
+from tests.compressor.test_processor import write_groups
 
 
 class Request(SimpleNamespace):
@@ -328,13 +331,45 @@ def test_instances_share_the_cores(modules, tmp_path, monkeypatch):
     modules("onnxruntime", "model")
     threads = importlib.import_module("cpu_threads")
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
-    monkeypatch.setattr(threads, "QUOTA", tmp_path / "cpu.max")
+    monkeypatch.setattr(threads, "CGROUP", tmp_path)
+    monkeypatch.setattr(threads, "MEMBERSHIP", tmp_path / "membership")
     assert [threads.threads_of({"instance_group": [{"count": n}]}, {}, "t") for n in (1, 2, 3, 20)] == [8, 4, 2, 1]
     assert threads.threads_of({"instance_group": [{"count": 2}]}, {"t": "5"}, "t") == 5
-    threads.QUOTA.write_text("250000 100000\n")
-    assert threads.cores() == 3
-    threads.QUOTA.write_text("max 100000\n")
-    assert threads.cores() == 8
+    for quota, cores in (("250000 100000\n", 3), ("max 100000\n", 8), ("damaged\n", 8)):
+        (tmp_path / "cpu.max").write_text(quota)
+        assert threads.cores() == cores
+
+
+@pytest.mark.parametrize(
+    ("membership", "files"),
+    [
+        ("0::/pod/box\n", {"pod/box/cpu.max": "200000 100000"}),
+        ("0::/pod/box\n", {"pod/cpu.max": "150000 100000", "pod/box/cpu.max": "max 100000"}),
+        (
+            "4:cpu,cpuacct:/box\n0::/\n",
+            {"cpu,cpuacct/box/cpu.cfs_quota_us": "200000", "cpu,cpuacct/box/cpu.cfs_period_us": "100000"},
+        ),
+        (
+            "4:cpu:/box/inner\n",
+            {
+                "cpu/cpu.cfs_quota_us": "200000",
+                "cpu/cpu.cfs_period_us": "100000",
+                "cpu/box/inner/cpu.cfs_quota_us": "-1",
+                "cpu/box/inner/cpu.cfs_period_us": "100000",
+            },
+        ),
+    ],
+    ids=["own", "parent", "version 1", "parent of version 1"],
+)
+def test_every_control_group_of_a_server_limits_its_threads(modules, tmp_path, monkeypatch, membership, files):
+    """As the pipeline counts cores (`compressor.processor`): more threads than the quota allows delay each other."""
+    modules("onnxruntime", "model")
+    threads = importlib.import_module("cpu_threads")
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    paths = write_groups(tmp_path, membership, files)
+    for name, path in zip(("CGROUP", "MEMBERSHIP"), paths, strict=True):
+        monkeypatch.setattr(threads, name, path)
+    assert threads.cores() == 2 == math.ceil(cpu_quota(*paths))
 
 
 def test_the_backends_import_nothing_of_the_project(tmp_path):
