@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
+MOST_POINTS = 1000
 
 
 def quantile(ordered: np.ndarray, share: float) -> float | None:
@@ -43,9 +44,14 @@ def curve(seconds: np.ndarray) -> list[tuple[float, float]]:
 
 
 def slope(times: Sequence[float], values: Sequence[float]) -> float | None:
-    """The median slope between all pairs of points (Theil-Sen), which single jumps do not move; None for under 4 points."""
+    """The median slope between all pairs of points (Theil-Sen), which single jumps do not move; None for under 4 points.
+
+    Of more than MOST_POINTS it takes so many, at equal distances: memory grows with the square of their number."""
     if len(times) < 4:
         return None
+    if len(times) > MOST_POINTS:
+        kept = np.linspace(0, len(times) - 1, MOST_POINTS).round().astype(int)
+        times, values = np.asarray(times)[kept], np.asarray(values)[kept]
     from scipy.stats import theilslopes  # imported here: slow
 
     return float(theilslopes(values, times).slope)

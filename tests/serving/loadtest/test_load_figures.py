@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import time
+import tracemalloc
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -65,6 +66,17 @@ def test_a_quantile_is_given_only_where_values_lie_above_it():
 def test_a_slope_is_that_of_most_points():
     assert slope(range(10), [3 * time + (1000 if time == 4 else 0) for time in range(10)]) == 3
     assert slope([0, 1, 2], [1, 2, 3]) is None
+
+
+def test_the_slope_of_an_hour_needs_little_memory():
+    times = np.arange(14_400) / 4
+    tracemalloc.start()
+    try:
+        found = slope(list(times), list(3 * times + 1000 * (times > 3500)))
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert found == pytest.approx(3) and most < 100e6
 
 
 def record(due, waited, took, errors=None):
