@@ -8,6 +8,7 @@ import fcntl
 import os
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 from compressor.errors import UserError
@@ -67,8 +68,9 @@ def _modified(path: Path) -> float:
 
 
 def new_log(folder: Path) -> Path:
-    """The path of this process's log in `folder`, serve-PID.log; of those of servers that have ended the newest stay, each with
-    the log of its front, front-PID.log."""
+    """The path of a new log in `folder`, serve-TIME-PID.log; of those of servers that have ended the newest stay, each with the
+    log of its front, front-TIME-PID.log. The time (UTC, to the microsecond) is in the name because in containers every server
+    is process 1."""
     logs = sorted(folder.glob("serve-*.log"), key=_modified, reverse=True)
     for path in logs[KEPT_LOGS - 1 :]:
         with contextlib.suppress(OSError), path.open() as log:
@@ -77,4 +79,4 @@ def new_log(folder: Path) -> Path:
     for path in folder.glob("front-*.log"):
         if not path.with_name(path.name.replace("front", "serve", 1)).exists():
             path.unlink(missing_ok=True)
-    return folder / f"serve-{os.getpid()}.log"
+    return folder / f"serve-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}-{os.getpid()}.log"

@@ -5,6 +5,7 @@ import fcntl
 import http.client
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -277,7 +278,10 @@ def test_each_server_has_its_log_and_old_ones_are_bounded(tmp_path, monkeypatch)
     (tmp_path / "serve-gone.log").symlink_to(tmp_path / "none")  # as one that another process removes meanwhile
     with (tmp_path / "serve-0.log").open("ab") as used:
         fcntl.flock(used, fcntl.LOCK_SH)
-        assert watch.new_log(tmp_path) == tmp_path / f"serve-{os.getpid()}.log"
+        first, second = watch.new_log(tmp_path), watch.new_log(tmp_path)
+    pattern = rf"serve-\d{{8}}-\d{{6}}-\d{{6}}-{os.getpid()}\.log"
+    assert all(re.fullmatch(pattern, log.name) and log.parent == tmp_path for log in (first, second))
+    assert first != second, "in a container the server before had the same number of a process"
     (tmp_path / "serve-gone.log").unlink(missing_ok=True)
     assert len(list(tmp_path.glob("serve-*"))) == len(list(tmp_path.glob("front-*"))) == watch.KEPT_LOGS == 10
     assert (tmp_path / "serve-0.log").exists() and (tmp_path / "front-0.log").exists()
