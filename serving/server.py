@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import itertools
 import os
 import secrets
@@ -79,6 +80,7 @@ class EmbeddedServer:
         self.guard: GuardProcess | None = None
         self.stage: Path | None = None
         self._claim: IO[str] | None = None
+        self._stage_lock: int | None = None
         self._sockets: dict[str, socket.socket] = {}
         self._announced: set[int] = set()
         self._loaded: Sequence[str] = ()
@@ -102,6 +104,7 @@ class EmbeddedServer:
         try:
             self._listen()
             self.stage = Path(tempfile.mkdtemp(prefix=shared_memory.PREFIX))
+            self._stage_lock = lock_folder(self.stage)
             self._claim = shared_memory.claim(self.stage)
             stage_backends(bundle, self.stage / "backends")
             self._link(models)
@@ -297,6 +300,9 @@ class EmbeddedServer:
         if self.stage is not None:
             shutil.rmtree(self.stage)
             self.stage = None
+        if self._stage_lock is not None:
+            os.close(self._stage_lock)
+            self._stage_lock = None
 
     __enter__ = start
 
@@ -321,6 +327,14 @@ def models_to_load(repository: Path, names: Sequence[str] | None, *, required: b
 def instances(model_folder: Path) -> int:
     """How many processes a model has."""
     return sum(group.count or 1 for group in read_config(model_folder).instance_group) or 1
+
+
+def lock_folder(folder: Path) -> int:
+    """A descriptor that holds a shared lock of a folder: systemd-tmpfiles, which deletes what is days old from a temporary
+    folder, leaves out a locked folder and all in it. The lock ends with this process, whose children do not inherit it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    return descriptor
 
 
 def bind(listener: socket.socket, port: int) -> None:

@@ -1,5 +1,6 @@
 """The embedded server: starts, stops without a trace, and says why it cannot start."""
 
+import fcntl
 import os
 import signal
 import socket
@@ -56,6 +57,14 @@ def answers(embedded, model):
         return response.status == 200
 
 
+def lock(folder):
+    descriptor = os.open(folder, os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(descriptor)
+
+
 def listening():
     listener = socket.create_server(("127.0.0.1", 0))
     return listener, listener.getsockname()[1]
@@ -70,6 +79,8 @@ def test_stop_leaves_no_process_no_file_and_no_note(repository, tmp_path, tempor
         assert {running.served_repository("localhost", number) for number in (port, grpc_port)} == {repository}
         regions = f"{embedded.stage.name}-*"
         assert list(Path("/dev/shm").glob(regions))
+        with pytest.raises(BlockingIOError):  # systemd-tmpfiles takes it before it deletes what is old in a folder
+            lock(embedded.stage)
     assert gone(group)
     assert not list(temporary.iterdir()) and not list(Path("/dev/shm").glob(regions))
     assert not running.registry_file(port).exists() and not running.registry_file(grpc_port).exists()
@@ -94,6 +105,9 @@ with EmbeddedServer(Path({str(repository)!r}), log_path=Path({str(tmp_path / "lo
         groups = [int(pid) for pid in parent.stdout.readline().split()]
         assert len(groups) == 2 and all(map(processes_of, groups))
         parent.kill()
+        parent.wait()
+        (stage,) = tmp_path.glob("compress-triton-*")
+        lock(stage)  # at once: none of its processes holds it
     assert all(map(gone, groups))
 
 
