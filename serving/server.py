@@ -198,6 +198,9 @@ class EmbeddedServer:
             control += [f"--http-restricted-api=model-repository:{SECRET_HEADER}={self._secret}"]
         return [
             *control,
+            # else a version that loads, or did not load, makes the server not ready, although it serves the others; at the
+            # start it answers nothing before its models are loaded
+            "--strict-readiness=false",
             f"--backend-directory={self.stage / 'backends'}",
             f"--backend-config=python,shm-region-prefix-name={self.stage.name}-",
             f"--http-restricted-api={closed}",

@@ -60,9 +60,10 @@ def _as_here(package: str) -> str:
 
 
 def _options(models: Sequence[str], repository: str) -> list[str]:
-    """Triton's arguments: these models, and no others unless they are asked for through the repository API."""
+    """Triton's arguments: these models, and no others unless they are asked for through the repository API; a version that
+    loads, or does not load, is no reason not to be ready."""
     loaded = [f"--load-model={name}" for name in models]
-    return [f"--model-repository={repository}", "--model-control-mode=explicit", *loaded]
+    return [f"--model-repository={repository}", "--model-control-mode=explicit", "--strict-readiness=false", *loaded]
 
 
 def kserve(location: str, models: Sequence[str], *, gpu: bool = False) -> dict[str, Any]:

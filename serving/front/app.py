@@ -108,7 +108,7 @@ def _add_service(app: FastAPI, metrics: Metrics) -> None:
 
     @app.get("/health/ready", tags=["service"], responses={503: {"model": Problem}})
     async def ready(request: Request) -> Response:
-        """Whether Triton and its models are ready."""
+        """Whether Triton is ready."""
         if await request.app.state.upstream.ready():
             return JSONResponse({"status": "ready"})
         return problem(503, UserError("E768", "Triton is not ready", "Wait, or see its log"))

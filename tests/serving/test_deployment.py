@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from triton_parts import NAME, Traffic
+from triton_parts import NAME, Readiness, Traffic, ready_status
 
 from compressor.errors import CheckError, UserError
 from pipelines.cli.commands import main
@@ -38,7 +38,7 @@ def test_versions_come_and_go_without_a_failed_request(make_run, target, control
     runs = [make_run(seed) for seed in range(changes + 1)]
     answer = read_answers(runs[0] / NAME / "1")[3]
     deploy(runs[0], target, control, Options("first"))
-    with Traffic(control, answer) as traffic:
+    with Readiness(control) as readiness, Traffic(control, answer) as traffic:
         for number, run in enumerate(runs[1:], 2):
             (done,) = deploy(run, target, control, Options(f"run {number}"))
             assert (done.version, done.before, done.fresh) == (number, number - 1, True) and done.ms > 0
@@ -47,7 +47,7 @@ def test_versions_come_and_go_without_a_failed_request(make_run, target, control
         time.sleep(0.2)
     assert (back.version, target.versions(NAME)[-1]) == (changes, changes)
     assert logits(control, answer) == logits(control, answer, changes)
-    assert not traffic.failures and traffic.requests > 20
+    assert not traffic.failures and traffic.requests > 20 and readiness.statuses == {200}
     states = {state.version: state for state in status(target, control)}
     last = states[changes]
     assert last.ready and last.proven and last.run == f"run {changes}" and not states[changes - 1].ready
@@ -76,6 +76,7 @@ def test_a_version_that_does_not_load_never_serves(make_run, target, control):
     with pytest.raises(CheckError, match=r"E758.*does not load"):
         deploy(broken, target, control, Options("broken"))
     assert control.ready(NAME, 1) and target.versions(NAME) == [1]
+    assert ready_status(control) == 200
 
 
 @pytest.mark.slow

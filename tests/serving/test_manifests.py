@@ -38,7 +38,8 @@ def test_a_service_of_the_models_that_kserves_triton_can_serve(deployed, tmp_pat
     service = yaml.safe_load((tmp_path / "service.yaml").read_text())
     assert service["metadata"]["name"] == "model-4-reviews", "a service's name begins with a letter"
     model = service["spec"]["predictor"]["model"]
-    assert model["args"] == ["--model-control-mode=explicit", "--load-model=4-reviews"] and model["storageUri"] == BUCKET
+    assert model["args"] == ["--model-control-mode=explicit", "--strict-readiness=false", "--load-model=4-reviews"]
+    assert model["storageUri"] == BUCKET
     assert not {"resources", "env"} & model.keys()
     assert "without 4-reviews-text, for which KServe's Triton has no backend" in capsys.readouterr().out
 
@@ -53,7 +54,7 @@ def test_a_compose_file_has_its_own_folder_beside_it(deployed, tmp_path):
     sources = [volume["source"] for volume in triton["volumes"]]
     backends = [tmp_path / "here" / source / "model.py" for source in sources[1:]]
     assert sources[0] == str(tmp_path / "served") and all(backend.is_file() for backend in backends)
-    assert "--load-model=4-reviews --load-model=4-reviews-text" in triton["command"][0]
+    assert "--strict-readiness=false --load-model=4-reviews --load-model=4-reviews-text" in triton["command"][0]
 
 
 def test_a_model_for_a_gpu_is_given_one(tmp_path, tokenizer_folder):
