@@ -44,7 +44,8 @@ class Connection(web.RequestHandler):
 
 
 class Server(web.Server):
-    """aiohttp's server of such connections. A request whose client is gone is cancelled, at Triton, too."""
+    """aiohttp's server of such connections. Where a client is gone its request is given up, and so is the connection to Triton,
+    which notices that when it sends: a stream that has begun ends, any other response is computed to its end."""
 
     def __init__(self, handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]):
         super().__init__(handler, handler_cancellation=True)

@@ -63,7 +63,7 @@ class Answer:
         self.complete = True
 
     def release(self) -> None:
-        """Return the connection; one whose response was not read to its end is closed, which cancels the request."""
+        """Return the connection; one whose response was not read to its end is closed, which ends a stream."""
         self.upstream.put_back(self.connection, self.complete and self.reusable)
 
 

@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +16,7 @@ import httpx
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models
-from triton_parts import TRITON
+from triton_parts import TRITON, QuickServer
 from writer_parts import bare_words, export_writer, generate, make_writer, serve_writer, write_writer
 
 from compressor.errors import UserError
@@ -29,7 +30,7 @@ from serving.deployment.answers import differences, read_answers, write_answers
 from serving.deployment.triton_control import Control
 from serving.generator_repository import version_facts, write_generator
 from serving.layout.version_file import VersionFacts
-from serving.repository import read_config
+from serving.repository import read_config, write_config
 
 END, TURN = 1, "<|turn|>"
 PROMPTS = ["w5 w6 w7 w8 w9", "w8 w9", "w5 w7 w9 w11 w13 w15 w17", "w20"]
@@ -93,6 +94,43 @@ def test_recorded_texts_are_asked_for_again(server, exported, tmp_path):
     answers[1].outputs[0]["data"] = ["something else"]
     (line,) = differences(answers, lambda answer: control.ask("writer-text", answer))
     assert line.startswith("request 2: TEXT is [") and line.endswith("recorded ['something else']")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_a_stream_whose_caller_has_gone_frees_its_place(tmp_path, triton, protocol):
+    """The text before would take some 10 s."""
+    model = make_writer("llama", seed=3, max_position_embeddings=8192, num_hidden_layers=1)
+    model.lm_head.weight.data[:2] = 0
+    exported = export_writer(model, tmp_path, {0: "<unk>", END: "<end>"}, END, eos_token="<end>")
+    folder = write_generator(tmp_path / "repository", "writer", *exported, threads=1)
+    config = read_config(folder)
+    config.parameters["max_streams"].string_value = "1"
+    write_config(config, folder)
+    with QuickServer(folder.parent, log_path=tmp_path / "log") as running:
+        hang_up(running, protocol)
+        start = time.monotonic()
+        assert generate(running, "w5", MAX_TOKENS=2)[1] == 2 and time.monotonic() - start < 3
+
+
+def hang_up(server, protocol):
+    """Begin a stream of 4,000 tokens, and end it after the first."""
+    if protocol == "http":
+        body = {"TEXT": "w5 w6", "MAX_TOKENS": 4000}
+        with httpx.stream("POST", f"http://{server.url}/v2/models/writer-text/generate_stream", json=body) as response:
+            next(response.iter_lines())
+        return
+    from tritonclient.grpc import InferenceServerClient, InferInput
+
+    text, count = InferInput("TEXT", [1], "BYTES"), InferInput("MAX_TOKENS", [1], "INT32")
+    text.set_data_from_numpy(np.array([b"w5 w6"], object))
+    count.set_data_from_numpy(np.array([4000], np.int32))
+    came = queue.Queue()
+    with InferenceServerClient(f"127.0.0.1:{server.ports['grpc']}") as client:
+        client.start_stream(lambda result, error: came.put(error))
+        client.async_stream_infer("writer-text", [text, count])
+        assert came.get(timeout=60) is None
+        client.stop_stream(cancel_requests=True)
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)

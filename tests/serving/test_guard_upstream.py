@@ -111,7 +111,7 @@ def test_a_stream_passes_piece_by_piece(tmp_path):
     played(tmp_path, check)
 
 
-def test_a_request_whose_client_is_gone_is_cancelled(tmp_path):
+def test_the_connection_of_a_request_whose_client_is_gone_is_closed(tmp_path):
     async def check(triton, connect, proxy):
         _, writer = await connect()
         writer.write(REQUEST % b"stall")
