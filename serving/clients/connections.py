@@ -12,6 +12,7 @@ import numpy as np
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from serving.clients.address import Address
+from serving.clients.channel import channel_options
 
 CONNECT_SECONDS = 10.0
 INFER_SECONDS = 60.0
@@ -95,7 +96,8 @@ class GrpcConnection:
         # imported here: only clients of this protocol need it
         from tritonclient.grpc import InferenceServerClient
 
-        self._client = InferenceServerClient(str(address), ssl=address.tls, root_certificates=None if ca is None else str(ca))
+        tls = {"ssl": address.tls, "root_certificates": None if ca is None else str(ca)}
+        self._client = InferenceServerClient(str(address), channel_args=channel_options(address.host), **tls)
         self._headers = {key.lower(): value for key, value in headers.items()}  # gRPC refuses capitals
         self._options = {"headers": self._headers, "client_timeout": CONNECT_SECONDS}
         self._infer_options = {"headers": self._headers, "client_timeout": seconds}

@@ -15,6 +15,7 @@ from tritonclient.utils import InferenceServerException
 
 from compressor.errors import UserError
 from serving.clients.by_text import ROW
+from serving.clients.channel import LASTING, channel_options
 from serving.front.shapes import Prediction
 from serving.layout.text_outputs import PAIR, TASK, TEXT, TEXT_SUFFIX
 
@@ -108,14 +109,15 @@ class Upstream:
 
     def __init__(self, address: str, *, seconds: float):
         self.address, self.seconds = address, seconds
-        self.client = InferenceServerClient(address)
+        options = [*channel_options(address.rpartition(":")[0]), *LASTING]
+        self.client = InferenceServerClient(address, channel_args=options)
         self.known: dict[str, tuple[float, TextModel]] = {}
 
     async def close(self) -> None:
         await self.client.close()
 
     async def ready(self) -> bool:
-        """Whether the server and its models are."""
+        """Whether the server is: from the end of its start on, also while a version loads (--strict-readiness=false)."""
         try:
             return await self.client.is_server_ready(client_timeout=self.seconds)
         except InferenceServerException:

@@ -65,6 +65,14 @@ def server(repository, tmp_path_factory, triton):
 
 
 @pytest.fixture
+def proxied(monkeypatch):
+    """The environment of a machine behind a proxy, which does not respond."""
+    for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy", "grpc_proxy", "https_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+
+
+@pytest.fixture
 def make_run(tmp_path, tokenizer_folder):
     """A repository as a run writes it, of weights that `seed` draws."""
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import jsonschema
@@ -217,6 +218,50 @@ def test_triton_is_away(server):
         assert client.get("/health/ready").status_code == 503
 
 
+def front_of(port, **options):
+    from starlette.testclient import TestClient
+
+    from serving.front.app import Settings, make_app
+
+    return TestClient(make_app(Settings(f"127.0.0.1:{port}", **options)))
+
+
+@pytest.mark.usefixtures("proxied")
+def test_no_proxy_stands_between_a_front_and_its_triton(server):
+    with front_of(server.ports["grpc"]) as client:
+        assert client.get("/health/ready").status_code == 200
+
+
+def user_timeouts(port):
+    """Milliseconds that sent data may stay unacknowledged (0: the kernel's quarter of an hour) on this process's connections to
+    a port."""
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if os.readlink(path).startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(path.name))) as one:
+                    if one.family in (socket.AF_INET, socket.AF_INET6) and one.getpeername()[1] == port:
+                        yield one.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+
+
+def test_a_triton_whose_host_vanished_is_given_up(server):
+    with front_of(server.ports["grpc"]) as client:
+        assert client.get("/health/ready").status_code == 200
+        assert 5000 in list(user_timeouts(server.ports["grpc"]))
+
+
+@pytest.mark.slow
+def test_a_triton_that_is_away_is_looked_for_every_few_seconds():
+    times, end = [], time.monotonic() + 14
+    with socket.create_server(("127.0.0.1", 0)) as listener, front_of(listener.getsockname()[1], seconds=0.2) as client:
+        listener.settimeout(0.2)
+        while time.monotonic() < end:
+            assert client.get("/health/ready").status_code == 503
+            with contextlib.suppress(TimeoutError):
+                listener.accept()[0].close()
+                times.append(time.monotonic())
+    assert len(times) > 4 and max(np.diff([*times, end])) < 3
+
+
 class PlayedTriton:
     """Triton as the front sees it: models of a number, two rows a request; `errors` has one for each request, or None."""
 
@@ -249,7 +294,7 @@ def played(monkeypatch):
     with contextlib.ExitStack() as fronts:
 
         def start(triton):
-            monkeypatch.setattr("serving.front.triton_models.InferenceServerClient", lambda address: triton)
+            monkeypatch.setattr("serving.front.triton_models.InferenceServerClient", lambda address, channel_args: triton)
             client = fronts.enter_context(TestClient(make_app(Settings("triton:8001"))))
             return lambda count, **more: client.post("/predict", json={"model": "m", "texts": ["a"] * count, **more})
 

@@ -24,6 +24,7 @@ from compressor.errors import UserError
 from serving import running
 from serving.client import Client
 from serving.clients.by_tokens import TextEncoder, TokenPredictor, kind_served
+from serving.clients.channel import channel_options
 from serving.predict import predict
 from serving.repository import tokenizer_sha256
 
@@ -45,6 +46,20 @@ def test_served_logits_equal_a_local_session(server, session, model):
             served = client.infer(model, feed)
             assert list(served) == ["logits"]
             np.testing.assert_allclose(served["logits"], session.run(["logits"], feed)[0], atol=1e-5, rtol=0)
+
+
+@pytest.mark.usefixtures("proxied")
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_no_proxy_stands_between_this_machine_and_itself(server, host):
+    with Client(f"grpc://{host}:{server.ports['grpc']}") as client:
+        assert list(client.infer("reviews", features(1, 2))) == ["logits"]
+
+
+@pytest.mark.parametrize(
+    ("host", "direct"), [("127.0.0.2", True), ("::1", True), ("[::1]", True), ("triton", False), ("10.0.0.1", False)]
+)
+def test_a_proxy_is_left_out_before_this_machine_alone(host, direct):
+    assert (("grpc.enable_http_proxy", 0) in channel_options(host)) == direct
 
 
 def statistics(url, model="reviews"):

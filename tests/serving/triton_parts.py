@@ -207,6 +207,22 @@ class Traffic(Clients):
                 self.failures.append(str(error))
 
 
+class Readiness(Clients):
+    """The statuses of a server's readiness, asked for again and again."""
+
+    def __init__(self, control):
+        super().__init__(1)
+        self.control, self.statuses = control, set()
+
+    def send(self):
+        while not self.over.wait(0.01):
+            self.statuses.add(ready_status(self.control))
+
+
+def ready_status(control):
+    return control._request("GET", "/v2/health/ready")[0]
+
+
 def of_pairs(version_folder, folder):
     """A copy of a version's folder that says that its rows are pairs."""
     shutil.copytree(version_folder, folder)
