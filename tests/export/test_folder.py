@@ -10,7 +10,7 @@ import onnx
 import pytest
 import torch
 from click.testing import CliRunner
-from transformers import AutoModelForTokenClassification
+from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 import export.standalone.folder
 from compressor import load
@@ -275,7 +275,9 @@ def test_rows_are_padded_with_a_token_of_the_model(folders, tmp_path, own, end, 
     for name, keys in (("config", {"pad_token_id": own}), ("tokenizer_config", {"pad_token": "[LATE]", "eos_token": end})):
         path = tmp_path / "model" / f"{name}.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), **keys}))
-    assert tokenizer_of(tmp_path / "model").pad_token_id == 99
+    # no text can have it: tokenizer.json, by which texts are read, is without
+    assert AutoTokenizer.from_pretrained(tmp_path / "model").pad_token_id == 99
+    assert tokenizer_of(tmp_path / "model").pad_token_id is None
     if expected is None:
         with pytest.raises(UserError, match=r"E304 .*neither config.json nor the tokenizer has a padding token"):
             find_model(str(tmp_path / "model"))
