@@ -246,8 +246,10 @@ def plan(config: RecoverConfig, plan: Plan) -> Plan:
     if everything and not config.trains_embeddings and config.top is None:
         frozen = plan.model.get_input_embeddings().weight.numel()
     if config.method == "same":
-        # deltas on a fully tuned model are trained without its weights
-        continued = [trained for trained in plan.trained if method(trained.method).trains_base == everything]
+        # deltas on a fully tuned model are trained without its weights, and before it they were merged
+        bases = [number for number, trained in enumerate(plan.trained) if method(trained.method).trains_base]
+        since = plan.trained[bases[-1] + 1 :] if bases else plan.trained
+        continued = [plan.trained[number] for number in bases] if everything else since
         count = sum(trained.continued(plan.shape, plan.steps) for trained in continued) - frozen
         return replace(plan, trainable=(*plan.trainable, ("recover", count)))
     added, shape = planned(config, config.method, plan)
