@@ -11,7 +11,8 @@ from pathlib import Path
 from google.protobuf import text_format
 
 from compressor.digests import sha256_of
-from serving.deployment.target import CONFIG, is_beside, version_files
+from compressor.errors import UserError
+from serving.deployment.target import CONFIG, Target, is_beside, version_files
 from serving.repository import read_config, version_folders
 
 
@@ -35,8 +36,14 @@ class Source:
 
     @cached_property
     def version(self) -> Path:
-        """The newest version's folder. Raises UserError E727 where there is none."""
-        return version_folders(self.folder)[-1]
+        """The newest version's folder. Raises UserError E727 where there is none, E757, and E756 for one whose deployment has
+        not ended: what stands beside it may be that of the version before."""
+        newest = version_folders(self.folder)[-1]
+        if not Target.at(str(self.folder.parent)).finished(self.folder.name, int(newest.name)):
+            what = f"version {newest.name} of '{self.name}' is being deployed here, or its deployment was killed"
+            fix = "Wait until it has ended; after one that was killed repeat the deployment to this repository"
+            raise UserError("E756", what, fix, str(self.folder))
+        return newest
 
     @property
     def beside(self) -> dict[str, bytes]:

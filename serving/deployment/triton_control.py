@@ -153,12 +153,15 @@ class Control:
         except ssl.SSLError as error:
             raise tls_error(str(error), self.where) from error
         except TimeoutError as error:
+            if error.errno is not None:  # of the network, long before that: the host does not answer
+                raise self._no_server(error) from error
             what = f"the Triton server does not answer within {seconds:g} s"
             raise UserError("E712", what, "See the server's log, or start one: compress serve RUN", self.where) from error
         except (OSError, http.client.HTTPException) as error:
-            raise UserError(
-                "E712", f"no Triton server responds ({error})", "Start one: compress serve RUN", self.where
-            ) from error
+            raise self._no_server(error) from error
+
+    def _no_server(self, error: Exception) -> UserError:
+        return UserError("E712", f"no Triton server responds ({error})", "Start one: compress serve RUN", self.where)
 
     def _connection(self, seconds: float) -> http.client.HTTPConnection:
         if not self.tls:

@@ -146,6 +146,9 @@ def test_the_newest_version_of_a_repository_goes_to_another(make_run, tmp_path):
     assert not (tmp_path / "production" / NAME / ".staged-0123abcd").exists()
     for again in (tmp_path / "staging", runs[1]):
         assert not deploy(again, second, None, Options("again"))[0].fresh, "it is this very one"
+    first.mark(NAME, 2, finished=False)
+    with pytest.raises(UserError, match=r"E756 .*version 2 of .* is being deployed here, or its deployment was killed"):
+        deploy(tmp_path / "staging", second, None, Options("staging"))
 
 
 def test_old_versions_are_removed(make_run, target):
