@@ -321,7 +321,7 @@ def in_words(bound: Bound, task: TaskKind, *, rounding: bool = True) -> str:
     if bound.difference == 0.0:
         return "equal bit for bit"
     scale = " x max(1, largest |logit| of the row)" if bound.of_row else " x max(1, |logit|)" if bound.relative else ""
-    return f"|Δlogit| <= {bound.difference:g}{scale}{', ' if agrees else ''}{agrees}"
+    return f"|Δlogit| <= {bound.difference:g}{scale}{f', {agrees} beyond rounding' if agrees else ''}"
 
 
 def _incomparable(hop: str, kind: str, labels: np.ndarray, bound: str, worst_row: int = 0) -> ParityResult:
