@@ -75,7 +75,7 @@ def tokenizer_of(folder: Path):
 def _input_names(names: list[str], stored: Tokenizer, folder: Path) -> list[str]:
     """The inputs that a tokenizer gives a model: segments where tokenizer.json numbers those of a pair and the model has as
     many, whatever the class says: transformers 5's general one leaves them out, and a BertTokenizer gives them to a RoBERTa."""
-    size, number = _segments(folder), max(stored.encode("a", "b").type_ids)
+    size, number = _segments(folder), max(stored.encode("a", "b").type_ids, default=0)
     if "token_type_ids" in names and 0 < size <= number:
         return [name for name in names if name != "token_type_ids"]
     return [*names, "token_type_ids"] if "token_type_ids" not in names and 0 < number < size else names

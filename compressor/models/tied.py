@@ -32,7 +32,7 @@ def stored_apart(model: nn.Module, folder: Path, stored: Mapping[str, StoredTens
     import torch
 
     both = [pair for pair in model.all_tied_weights_keys.items() if pair[0] in stored and pair[1] in stored]
-    apart = [pair for pair in both if not torch.equal(_read(folder, pair[0]), _read(folder, pair[1]))]
+    apart = [pair for pair in both if not torch.equal(*_of_one_type(_read(folder, pair[0]), _read(folder, pair[1])))]
     return frozenset(name for pair in apart for name in pair)
 
 
@@ -43,5 +43,9 @@ def _read(folder: Path, name: str) -> Tensor:
         with safe_open(folder / file, "pt") as tensors:
             names = tensors.keys()
             if name in names:
-                return tensors.get_tensor(name).float()  # the two may be of different types
+                return tensors.get_tensor(name)
     raise KeyError(name)
+
+
+def _of_one_type(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    return (one, other) if one.dtype == other.dtype else (one.float(), other.float())

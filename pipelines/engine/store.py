@@ -265,7 +265,7 @@ class Store:
 def _age(path: Path) -> float:
     """Seconds since the last change of a folder or of anything below it; 0 where another process is just removing it."""
     try:
-        return time.time() - max(each.stat().st_mtime for each in (path, *path.rglob("*")))
+        return time.time() - max(each.lstat().st_mtime for each in (path, *path.rglob("*")))
     except FileNotFoundError:
         return 0.0
 

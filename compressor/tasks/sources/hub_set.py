@@ -125,7 +125,8 @@ def _plain_rows(rows: Any, features: Any, datasets: Any, wanted: HubSplit) -> It
         for number, row in enumerate(rows):
             if number == wanted.rows:
                 return
-            numbers = {name: shortest(row.get(name), kind) for name, kind in single.items()}
+            # a column of arrays has the same dtype
+            numbers = {name: shortest(row[name], kind) for name, kind in single.items() if isinstance(row.get(name), float)}
             yield row | numbers | {name: None for name in classes if row.get(name) == -1}
 
 
