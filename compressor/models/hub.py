@@ -166,7 +166,8 @@ def further_ends(folder: Path) -> list[int]:
 def build(folder: Path, label_names: list[str], seed: int = 0, auto_class: str = SEQUENCES) -> nn.Module:
     """The pretrained model of `folder` with a task head (of `auto_class`), one output per label, in float32 and eval mode.
 
-    The head is drawn from `seed`, whatever `folder` holds; only one whose labels are exactly `label_names` is kept.
+    The head is drawn from `seed`, whatever `folder` holds; only one whose labels are exactly `label_names` is kept, and the
+    part before the classes that a base which is no classifier has (ModernBERT).
     `model.compression` tells which, and `head_names(model)` which parameters it has. Raises UserError E303 without the folder;
     E304 when the file lacks tensors of the base: they would be random; E309 as `weightless_model`.
     """
@@ -233,7 +234,8 @@ def _stored_head(folder: Path, empty: nn.Module) -> tuple[str, dict[str, Tensor]
     config = config_of(folder)
     classifies = any(name.endswith("Classification") for name in config.architectures or ())
     # a head of another kind may have other names: transformers leaves it out; a ModernBERT's is pretrained up to the classes
-    if not shapes or (not classifies and all(shapes[name] == expected[name] for name in shapes)):
+    in_part = not classifies and shapes.keys() < expected.keys() and all(shapes[name] == expected[name] for name in shapes)
+    if not shapes or in_part:
         return "replaced" if classifies else "fresh", None
     same_labels = config.id2label == empty.config.id2label
     if shapes == expected and same_labels and config.architectures == [type(empty).__name__]:

@@ -269,6 +269,15 @@ def test_a_head_that_is_pretrained_up_to_the_classes_is_kept(tmp_path):
     assert torch.equal(model.head.dense.weight, stored["head.dense.weight"]) and "classifier.weight" not in stored
 
 
+def test_a_whole_head_of_another_kind_is_drawn_anew(tmp_path):
+    """A multiple choice's scores one number, as a regression's does."""
+    folder = write_model(tmp_path, auto="AutoModelForMultipleChoice")
+    stored = load_file(folder / "model.safetensors")["classifier.weight"]
+    model = build(folder, ["value"])
+    assert compression_of(model).head_origin == "replaced" and stored.shape == model.classifier.weight.shape
+    assert not torch.equal(model.classifier.weight, stored)
+
+
 def test_a_merged_model_has_the_chat_template_of_its_base(tmp_path):
     folder = write_model(tmp_path / "base", "gpt2")
     (folder / "chat_template.jinja").write_text("{{ messages }}")
