@@ -26,7 +26,7 @@ from compressor.models.anatomy import row_of_model
 from compressor.models.architectures import COMPRESSED
 from compressor.models.files.config_file import check_config
 from compressor.models.files.damage import Damage, door, read_json, reading_by_library
-from compressor.models.files.model_folder import CHAT, CONFIG, GENERATION
+from compressor.models.files.model_folder import CONFIG, COPIED, GENERATION
 from compressor.models.files.weight_files import check_finite, read_header
 from compressor.models.hub import (
     AUTO_CLASSES,
@@ -221,9 +221,9 @@ def save_checkpoint(model: nn.Module, folder: Path, tokenizer_folder: Path) -> N
         (folder / name).unlink(missing_ok=True)
     write_config(model, folder)
     if not tokenizer_folder.samefile(folder):
-        for name in (GENERATION, CHAT):
+        for name in COPIED:
             (folder / name).unlink(missing_ok=True)
-        for name in (*TOKENIZER_FILES, GENERATION, CHAT):
+        for name in (*TOKENIZER_FILES, *COPIED):
             if (tokenizer_folder / name).is_file():
                 shutil.copyfile(tokenizer_folder / name, folder / name)
 

@@ -18,7 +18,7 @@ from compressor.errors import UserError
 from compressor.models.architectures import row_of
 from compressor.models.files import weight_files
 from compressor.models.files.damage import Damage, door, read_json, reading_by_library
-from compressor.models.files.model_folder import CHAT, CONFIG, GENERATION, TOKENIZER_FILES, check_pretrained
+from compressor.models.files.model_folder import CONFIG, COPIED, GENERATION, TOKENIZER_FILES, check_pretrained
 from compressor.models.files.weight_files import FLOATS, INDEX, WEIGHTS, StoredTensor, stored_tensors, weight_names
 from compressor.models.loaded_config import check_activations, plain_outputs
 from compressor.models.row_file import row_digest, row_entry, row_in
@@ -120,7 +120,7 @@ def _how_to_install(name: str, path: str) -> str:
 def _hub_folder(reference: str) -> Path:
     from huggingface_hub import snapshot_download
 
-    patterns = ["config.json", "*.safetensors", "*.safetensors.index.json", *TOKENIZER_FILES, GENERATION, CHAT]
+    patterns = ["config.json", "*.safetensors", "*.safetensors.index.json", *TOKENIZER_FILES, *COPIED]
     try:
         return Path(snapshot_download(reference, allow_patterns=patterns))
     except Exception as error:  # the hub client raises a dozen unrelated types; each means that the model is not at hand

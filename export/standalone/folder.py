@@ -14,7 +14,7 @@ import onnx
 
 from compressor.checkpoint import write_config
 from compressor.errors import UserError
-from compressor.models.files.model_folder import CHAT, CONFIG, GENERATION
+from compressor.models.files.model_folder import CONFIG, COPIED
 from compressor.models.hub import TOKENIZER_FILES, Reference, reference_to
 from compressor.new_folder import SCRATCH, becoming
 from compressor.processor import weight_bits
@@ -70,7 +70,7 @@ def export_folder(
         _check_kind(loaded, precisions, engine, reference)
         write = _write_generating if loaded.kind == "generation" else _write_classifier
         more = write(loaded, folder, precisions, fuse, limit, engine, reference_to(reference))
-        for name in (*TOKENIZER_FILES, CONFIG, GENERATION, CHAT):
+        for name in (*TOKENIZER_FILES, CONFIG, *COPIED):
             if (loaded.folder / name).is_file():
                 shutil.copyfile(loaded.folder / name, folder / name)
         if loaded.of_state:  # that of its base knows neither labels nor sizes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from compressor.account import Plan
 from compressor.digests import sha256_kept, sha256_of
 from compressor.errors import UserError, UserErrors
 from compressor.models.architectures import row_of
-from compressor.models.files.model_folder import GENERATION
+from compressor.models.files.model_folder import COPIED
 from compressor.models.hub import config_of, end_id, resolve
 from compressor.models.special_tokens import tokenizer_of
 from compressor.run_store import STORE
@@ -35,14 +35,14 @@ from serving.running import CACHE_FIX, registry_folder
 @dataclass(frozen=True)
 class Ready:
     """A pipeline whose models and data exist: the resolved base, the data files' sha256 by path, the other models that stages
-    name, by their references, a line for each file of which rows are left out, and the base's `generation_digest`."""
+    name, by their references, a line for each file of which rows are left out, and the base's `copied_digests`."""
 
     pipeline: Pipeline
     base: BaseModelReference
     data: dict[Path, str]
     models: dict[str, BaseModelReference] = field(default_factory=dict)
     skipped: tuple[str, ...] = ()
-    generation: str | None = None
+    copied: Mapping[str, str] = field(default_factory=dict)
 
     def models_of(self, entry: Entry) -> Models:
         """The other models that a stage names, by the key that names them."""
@@ -72,18 +72,16 @@ def check_inputs(pipeline: Pipeline) -> Ready:
         raise UserErrors(faults)
     files = {file: sha256_kept(file) for task in pipeline.all_tasks.values() for file in data_files(task)}
     reference = BaseModelReference(base.reference, base.folder, base.sha256)
-    ready = Ready(pipeline, reference, files, models, tuple(_skipped(pipeline)), generation_digest(base.folder))
+    ready = Ready(pipeline, reference, files, models, tuple(_skipped(pipeline)), copied_digests(base.folder))
     if faults := list(_stage_faults(ready)):
         raise UserErrors(faults)
     files |= {file: sha256_kept(file) for entry in pipeline.stages for file in entry.row.beside.files_of(entry.config).values()}
     return ready
 
 
-def generation_digest(base: Path) -> str | None:
-    """sha256 of the base's generation_config.json, which a merge copies; None where there is none. It is no part of the base's
-    own sha256. Raises OSError."""
-    path = base / GENERATION
-    return sha256_of(path) if path.is_file() else None
+def copied_digests(base: Path) -> dict[str, str]:
+    """sha256 of each of the base's COPIED files, by name: a merge copies them. Raises OSError."""
+    return {name: sha256_of(base / name) for name in COPIED if (base / name).is_file()}
 
 
 def _skipped(pipeline: Pipeline) -> Iterator[str]:
@@ -257,8 +255,9 @@ def check_environment(entries: Sequence[Entry]) -> None:
         for name in missing:
             fix = install(EXTRAS[name]) if name in extras else f"Install it: pip install {name}"
             faults[name] = UserError("E901", f"stage '{entry.id}' needs the package {name}", fix)
-        if stage.serves and not missing and (fault := _triton_fault(entry)):
-            faults["triton"] = fault
+        if stage.serves and not missing and (fault := server_fault()):
+            what = f"stage '{entry.id}' starts a server: {fault.what}"
+            faults["triton"] = UserError(fault.code, what, f"{fault.fix}. Or leave out the stage", fault.where)
         if stage.device(entry.config) == CUDA and accelerator() is None:
             fix = "Use device: cpu, or run it on a machine with a GPU and its driver"
             faults[CUDA] = UserError("E904", f"stage '{entry.id}' computes on CUDA, and no GPU is offered here", fix)
@@ -274,14 +273,13 @@ def check_environment(entries: Sequence[Entry]) -> None:
         raise UserErrors(list(faults.values()))
 
 
-def _triton_fault(entry: Entry) -> UserError | None:
-    """Why the server that a stage starts cannot run here; None where it can."""
+def server_fault() -> UserError | None:
+    """Why a server cannot run here; None where it can."""
     try:
         find_bundle()
         require_writable(registry_folder(), CACHE_FIX)
     except UserError as error:
-        what = f"stage '{entry.id}' starts a server: {error.what}"
-        return UserError(error.code, what, f"{error.fix}. Or leave out the stage", error.where)
+        return error
     return None
 
 

@@ -93,7 +93,7 @@ def fingerprint_of(run: Run, number: int, earlier: Sequence[Artifact]) -> str:
             **stage.surroundings(entry.config),
             **stage.corrected(entry.config, kinds),
             **({"ends": ends} if ends else {}),
-            **({"generation": run.ready.generation} if stage.merges and run.ready.generation else {}),
+            **({"copied": dict(run.ready.copied)} if stage.merges and run.ready.copied else {}),
         }
     )
 

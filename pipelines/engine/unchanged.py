@@ -7,10 +7,10 @@ from pathlib import Path
 
 from compressor.digests import Mark, mark_of, sha256_of
 from compressor.errors import UserError
-from compressor.models.files.model_folder import GENERATION
+from compressor.models.files.model_folder import COPIED
 from compressor.models.files.weight_files import tensor_files
 from compressor.models.hub import TOKENIZER_FILES, _digest
-from pipelines.engine.preflight import Ready, generation_digest
+from pipelines.engine.preflight import Ready, copied_digests
 from pipelines.engine.stage import BaseModelReference
 
 
@@ -55,8 +55,9 @@ class Originals:
                 raise _changed("the model's folder changed while the run was reading it", model.folder) from error
             if current != model.sha256:
                 raise _changed("the model's folder changed while the run was reading it", model.folder)
-        if generation_digest(self._ready.base.folder) != self._ready.generation:
-            raise _changed("changed while the run was reading it", self._ready.base.folder / GENERATION)
+        if (current := copied_digests(self._ready.base.folder)) != (before := self._ready.copied):
+            name = next(name for name in COPIED if current.get(name) != before.get(name))
+            raise _changed("changed while the run was reading it", self._ready.base.folder / name)
 
     def _models(self) -> Iterator[BaseModelReference]:
         yield self._ready.base
@@ -71,7 +72,7 @@ class Originals:
             yield from (folder / name for name in ("config.json", *TOKENIZER_FILES))
             yield from (folder / name for name in tensor_files(folder))
             yield from sorted(folder.glob("*.safetensors.index.json"))
-        yield self._ready.base.folder / GENERATION
+        yield from (self._ready.base.folder / name for name in COPIED)
 
 
 def _changed(what: str, path: Path) -> UserError:

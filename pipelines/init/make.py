@@ -26,7 +26,7 @@ from compressor.tasks import GENERATED, PACKED, TaskConfig, ending
 from compressor.tasks.reading import TaskData, read_task, read_tests
 from compressor.tasks.sources.hub_set import is_hub
 from compressor.text_files import from_home
-from pipelines.engine.preflight import check_environment, check_inputs, make_plan
+from pipelines.engine.preflight import check_environment, check_inputs, make_plan, server_fault
 from pipelines.file.config import load_pipeline
 from pipelines.file.schema import schema_text
 from pipelines.init import defaults
@@ -35,7 +35,6 @@ from pipelines.init.first_numbers import STEPS_FOR, first_subset, has_places, ma
 from pipelines.init.first_pipeline import Facts, pipeline_text
 from pipelines.init.guesses import Guess, guess, notes_on, unlabelled
 from pipelines.init.row_split import split_rows
-from serving.bundle import find_bundle
 
 
 def init(data: Path, out: Path, text: str | None, **values: Any) -> None:
@@ -333,11 +332,6 @@ def _facts(
     why_length: str,
 ) -> Facts:
     """All facts for the pipeline file; `numbers` are those in it, and the names of the copies."""
-    try:
-        find_bundle()
-        deploys = True
-    except UserError:
-        deploys = False
     used = used_rows(numbers["kept"], numbers["rows"])
     return Facts(
         name=name,
@@ -349,7 +343,7 @@ def _facts(
         label=guessed.label,
         **numbers,
         epochs=min(max(2, -(-STEPS_FOR // used)), 10),
-        deploys=deploys,
+        deploys=server_fault() is None,
         why={**guessed.why, "max_length": why_length},
         schema=f"./{SCHEMA_FILE}" if options.schema else None,
     )

@@ -19,7 +19,7 @@ from compressor.deltas.factored import factor_all
 from compressor.deltas.links import chains, merge_all, merged_copy
 from compressor.digests import sha256_of
 from compressor.errors import CheckError, CompressError, UserError
-from compressor.models.files.model_folder import GENERATION
+from compressor.models.files.model_folder import COPIED, GENERATION
 from compressor.models.hub import resolve
 from compressor.pruning.refit import groups_of, unfitted
 from compressor.pruning.surgery import removals_to, silence
@@ -36,7 +36,7 @@ from export.parity.sides import runs
 from export.runtimes.runtime import Runtime
 from export.runtimes.runtime_registry import DEFAULT, RUNTIMES
 from pipelines.engine.attempt import last_attempt
-from pipelines.engine.preflight import generation_digest
+from pipelines.engine.preflight import copied_digests
 from pipelines.engine.stage import Artifact, BaseModelReference, Inputs, Progress, dense_of
 from pipelines.runs.finished import FinishedRun, open_run
 from pipelines.runs.same_files import require_same, require_same_files, require_same_generator, require_same_repository
@@ -239,7 +239,10 @@ class Verification:
         require_same("its config's labels", labels, self.data.label_names)
         require_same("what it kept", made.metadata["kept"], previous.metadata["kept"])
         require_same_files(tokenizer_files(self.base.folder), made.folder, "tokenizer")
-        require_same(f"its {GENERATION}", made.files.get(GENERATION), generation_digest(self.base.folder))
+        theirs = copied_digests(self.base.folder)
+        # an earlier version copied no other file
+        for name in (name for name in COPIED if name == GENERATION or name in made.files):
+            require_same(f"its {name}", made.files.get(name), theirs.get(name))
 
     def _quality(self, made: Artifact, inputs: Inputs) -> None:
         # texts are not generated again: the outputs that decide them are compared

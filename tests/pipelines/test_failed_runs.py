@@ -368,12 +368,18 @@ def test_what_a_merge_copied_of_the_base_is_verified(tmp_path):
     stages = [{"tune": {"method": "bitfit", "steps": 1}}, {"merge": None}]
     path, settings = write_pipeline(tmp_path, stages=stages, rows=8), tmp_path / "model/generation_config.json"
     settings.write_text('{"repetition_penalty": 1.2}')
+    chat = settings.with_name("chat_template.jinja")
+    chat.write_text("{{ messages }}")
     run_pipeline(load_pipeline(path), tmp_path / "out")
 
     def faults():
         return [check.fault[:33] for check in verify(tmp_path / "out/tiny", serve=False) if not check.passed]
 
     assert faults() == []
+    chat.write_text("{{ other }}")
+    (fault,) = faults()
+    assert fault.startswith("E612 its chat_template.jinja: ")
+    chat.write_text("{{ messages }}")
     settings.write_text('{"repetition_penalty": 1.5}')
     assert faults() == ["E612 its generation_config.json: "]
     settings.unlink()

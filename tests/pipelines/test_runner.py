@@ -122,15 +122,16 @@ def test_the_files_place_does_not_matter(project, out, tmp_path):
     assert calls(out) == []
 
 
-def test_what_a_merge_copies_of_the_base_decides_it(project, out, monkeypatch):
-    """generation_config.json is no part of the base's sha256: a delta fits the base whatever stands there."""
+@pytest.mark.parametrize("name", ["generation_config.json", "chat_template.jinja"])
+def test_what_a_merge_copies_of_the_base_decides_it(name, project, out, monkeypatch):
+    """It is no part of the base's sha256: a delta fits the base whatever stands there."""
     merge = Stage("merge", "", toys.ToyConfig, "model", toys.RUN, needs=("model",), packages=("click",), merges=True)
     toys.add(monkeypatch, merge)
     project.write_text(project.read_text().replace("  - report", "  - merge:\n  - report"))
     made = []
     for penalty in (None, 1.2, 1.2, 1.5):
         if penalty:
-            (project.parent / "model/generation_config.json").write_text(json.dumps({"repetition_penalty": penalty}))
+            (project.parent / "model" / name).write_text(json.dumps({"repetition_penalty": penalty}))
         go(project, out)
         made.append(calls(out))
     assert made == [[*IDS[:3], "merge", "report"], ["merge"], [], ["merge"]]

@@ -36,6 +36,8 @@ GENERATION = "generation_config.json"
 """Copied, too: it may name more tokens that end a text than config.json."""
 CHAT = "chat_template.jinja"
 """Copied, too, for whoever asks the merged model in conversations."""
+COPIED = (GENERATION, CHAT)
+"""What goes with a merged model beside its tokenizer, and is no part of the base's sha256."""
 
 TRIAL = ("a good film, 1\u00bd \u4e2d", "zq\U0001f600")
 """Two test texts, with words outside any vocabulary."""
