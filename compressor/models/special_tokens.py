@@ -61,7 +61,7 @@ def tokenizer_of(folder: Path):
     from tokenizers import Tokenizer
 
     with door("E304", "the folder", str(folder)), reading_by_library("has a tokenizer that transformers cannot use"):
-        tokenizer = _stock_tokenizer(folder)
+        tokenizer = stock_tokenizer(folder)
         stored = Tokenizer.from_file(str(folder / "tokenizer.json"))
         tokenizer._tokenizer = stored
         for name, token in tokenizer.special_tokens_map.items():
@@ -93,7 +93,8 @@ def _segments(folder: Path) -> int:
     return config.get("type_vocab_size", usual) or 0
 
 
-def _stock_tokenizer(folder: Path):
+def stock_tokenizer(folder: Path):
+    """The tokenizer in `folder` as transformers' AutoTokenizer makes it."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -102,5 +103,5 @@ def _stock_tokenizer(folder: Path):
 def reads_otherwise(folder: Path) -> str | None:
     """A short text that transformers' AutoTokenizer of `folder` reads otherwise than its tokenizer.json; None if there is none
     of the PROBES. Raises UserError E304."""
-    ours, stock = tokenizer_of(folder), _stock_tokenizer(folder)
+    ours, stock = tokenizer_of(folder), stock_tokenizer(folder)
     return next((text for text in PROBES if ours(text)["input_ids"] != stock(text)["input_ids"]), None)

@@ -11,6 +11,7 @@ from compressor.tasks import ending, named_files
 from compressor.tasks.task_kind import kind_of
 from compressor.training.processes import launched
 from export.runtimes.runtime_registry import packages_of
+from pipelines.engine.base_corrections import base_corrections
 from pipelines.engine.environment import accelerator, package_versions, product
 from pipelines.engine.invocation import Run
 from pipelines.engine.scorers import scored_by
@@ -70,6 +71,9 @@ def fingerprint_of(run: Run, number: int, earlier: Sequence[Artifact]) -> str:
     kinds = [task.kind for task in run.pipeline.all_tasks.values()]
     ends = further_ends(inputs.base.folder) if any(kind_of(kind).generates for kind in kinds) else []
     texts = stage.scores_tests or stage.scores_texts
+    loads = "transformers" in stage.packages
+    decodes = texts and any(task.decode is not None for task in run.pipeline.all_tasks.values())
+    before = base_corrections(inputs.base.folder, inputs.base.sha256, decodes=decodes) if loads else {}
     # torch gives different bits on a GPU
     card = accelerator() if "torch" in stage.packages else None
     return fingerprint(
@@ -92,6 +96,7 @@ def fingerprint_of(run: Run, number: int, earlier: Sequence[Artifact]) -> str:
             **({"processes": launched()} if stage.trains and launched() > 1 else {}),
             **stage.surroundings(entry.config),
             **stage.corrected(entry.config, kinds),
+            **({"base_corrections": before} if before else {}),
             **({"ends": ends} if ends else {}),
             **({"copied": dict(run.ready.copied)} if stage.merges and run.ready.copied else {}),
         }

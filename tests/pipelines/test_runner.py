@@ -122,6 +122,18 @@ def test_the_files_place_does_not_matter(project, out, tmp_path):
     assert calls(out) == []
 
 
+def test_what_was_read_otherwise_of_the_base_is_made_again(project, out, monkeypatch):
+    """By the stages that load it."""
+    toys.add(monkeypatch, Stage("load", "", toys.ToyConfig, "loaded", toys.RUN, packages=("transformers",)))
+    project.write_text(project.read_text().replace("  - report", "  - load:\n  - report"))
+    made = []
+    for corrections in ({}, {}, {"tokens": 2}):
+        monkeypatch.setattr("pipelines.engine.stage_inputs.base_corrections", lambda *_, found=corrections, **__: found)
+        go(project, out)
+        made.append(calls(out))
+    assert made == [[*IDS[:3], "load", "report"], [], ["load"]]
+
+
 @pytest.mark.parametrize("name", ["generation_config.json", "chat_template.jinja"])
 def test_what_a_merge_copies_of_the_base_decides_it(name, project, out, monkeypatch):
     """It is no part of the base's sha256: a delta fits the base whatever stands there."""

@@ -1,5 +1,6 @@
 """The scores that a prune stage removes by: every criterion is the function of its name."""
 
+import json
 import typing
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -10,11 +11,13 @@ import torch
 from compressor.pruning import scores as functions
 from compressor.pruning_criteria import BY_ROWS, LOSS_POWER, SUMS, Criterion
 from compressor.tasks.data import Data, tensor_batches
+from pipelines.engine.base_corrections import base_corrections
 from pipelines.engine.stage import load_stage
 from pipelines.stages.prune.config import STAGE, PruneConfig, PruneItem
 from pipelines.stages.prune.remove_units import score
 from tests.compressor.conftest import tiny, tuned
 from tests.pipelines.test_precision import rows_of
+from tests.tiny import write_model
 
 QUIET = SimpleNamespace(progress=lambda *_: nullcontext(SimpleNamespace(advance=lambda steps=1: None)))
 
@@ -52,6 +55,28 @@ def test_what_was_scored_otherwise_before_is_made_again():
     }
     found = {(name, kind): STAGE.corrected(of, [kind]) for name, of in made.items() for kind in ("choices", "regression")}
     assert {key for key, again in found.items() if again} == {("taylor", "choices"), ("fisher", "choices")}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "auto", "keys", "again"),
+    [
+        ("bert", "AutoModel", {}, {}),
+        ("bert", "AutoModel", None, {"tokens": 2}),  # then a BertTokenizer, which lowers the case
+        ("bert", "AutoModel", {"model_input_names": ["input_ids", "attention_mask"]}, {"tokens": 2}),  # without segments
+        ("gpt2", "AutoModelForCausalLM", {"clean_up_tokenization_spaces": True}, {"clean_up": 2}),
+        ("modernbert", "AutoModelForMaskedLM", {}, {"head": 2}),
+        ("modernbert", "AutoModelForSequenceClassification", {}, {}),
+    ],
+)
+def test_bases_that_were_read_otherwise_before_are_told(model_type, auto, keys, again, tmp_path):
+    folder = write_model(tmp_path, model_type, auto=auto)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({} if keys is None else config | keys))
+    words = json.loads((folder / "tokenizer.json").read_text())
+    words["model"]["vocab"] |= {".": len(words["model"]["vocab"])}
+    (folder / "tokenizer.json").write_text(json.dumps(words))
+    assert base_corrections(folder, str(keys), decodes=True) == again
+    assert base_corrections(folder, str(keys), decodes=False) == {name: 2 for name in again if name != "clean_up"}
 
 
 GROWN = {"method": "selective", "budget": 9, "control": False}
