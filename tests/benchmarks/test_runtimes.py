@@ -81,12 +81,12 @@ def test_the_page_has_the_command_that_was_run(bench, tmp_path):
     def told():
         return (tmp_path / "cpu.md").read_text().splitlines()[2]
 
-    part = ("--batches", "8", "--kinds", "ONNX fp32,ONNX fp32 fused", "--time-limit", "60", "--threads", "1")
+    part = ("--batches", "8", "--kinds", "ONNX fp32,ONNX fp32 fused", "--time-limit", "6000", "--threads", "1")
     bench("--models", "minilm", "mpnet=/a/folder", "two=random:bert,/a/merged", "--lengths", "32", *part)
     models = "--models minilm mpnet=FOLDER two=random:bert,MERGED"
     assert told() == (
         f"Command: `python benchmarks/runtimes.py --out DIR --device cpu {models} --batches 8 --lengths 32 "
-        f"--rounds {LEAST_ROUNDS} --kinds 'ONNX fp32,ONNX fp32 fused' --threads 1 --time-limit 60`"
+        f"--rounds {LEAST_ROUNDS} --kinds 'ONNX fp32,ONNX fp32 fused' --threads 1 --time-limit 6000`"
     )
     bench("--models", "bert-base", "--lengths", "128", "--batches", "1", "--threads", "1")
     assert told() == (
