@@ -100,8 +100,7 @@ def stock_tokenizer(folder: Path):
     return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
-def reads_otherwise(folder: Path) -> str | None:
-    """A short text that transformers' AutoTokenizer of `folder` reads otherwise than its tokenizer.json; None if there is none
-    of the PROBES. Raises UserError E304."""
-    ours, stock = tokenizer_of(folder), stock_tokenizer(folder)
+def read_otherwise(ours, stock) -> str | None:
+    """A short text to which the tokenizers of `tokenizer_of` and `stock_tokenizer` give other tokens; None if there is none of
+    the PROBES."""
     return next((text for text in PROBES if ours(text)["input_ids"] != stock(text)["input_ids"]), None)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from compressor.models.special_tokens import reads_otherwise
+from compressor.models.special_tokens import read_otherwise, stock_tokenizer, tokenizer_of
 from compressor.tasks import data_files, ending, named_files
 from compressor.tasks.data import task_tokenizer
 from compressor.tasks.features import sequences_of, targets_of, tokens_of
@@ -55,7 +55,7 @@ def account_of(ready: Ready) -> dict[str, Any]:
 
 
 def _tokenizer_warnings(folder: Path) -> Iterator[str]:
-    if text := reads_otherwise(folder):
+    if text := read_otherwise(tokenizer_of(folder), stock_tokenizer(folder)):
         what = f"transformers' AutoTokenizer gives '{text}' other tokens than tokenizer.json, by which texts are read here"
         yield f"model: {what}; elsewhere load that file by PreTrainedTokenizerFast"
 

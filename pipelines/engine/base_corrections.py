@@ -7,7 +7,7 @@ import functools
 import json
 from pathlib import Path
 
-from compressor.models.special_tokens import reads_otherwise, stock_tokenizer, tokenizer_of
+from compressor.models.special_tokens import read_otherwise, stock_tokenizer, tokenizer_of
 
 SPACED = "a film , was n't ."
 """A text that a tokenizer which cleans up spaces writes otherwise."""
@@ -29,7 +29,7 @@ def _corrections(folder: Path, sha256: str) -> tuple[str, ...]:
     ids = ours(SPACED)["input_ids"]
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     facts = {
-        "tokens": reads_otherwise(folder) is not None or ours.model_input_names != stock.model_input_names,
+        "tokens": read_otherwise(ours, stock) is not None or ours.model_input_names != stock.model_input_names,
         "clean_up": stock.decode(ids) != stock.decode(ids, clean_up_tokenization_spaces=False),
         "head": config.get("model_type") == "modernbert" and "ModernBertForMaskedLM" in (config.get("architectures") or ()),
     }
