@@ -22,10 +22,11 @@ from typing import IO, Any
 import numpy as np
 
 from compressor.arguments import require_one_of, require_whole
+from compressor.child_program import program
 from compressor.errors import UserError
 from compressor.tasks.features import Encoding
 from export.latency.core_time import CoreTime, waited_by_most
-from export.latency.programs import program, worker_environment
+from export.latency.programs import worker_environment
 from export.runtimes.runtime import Device
 from export.runtimes.runtime_registry import RUNTIMES
 

@@ -5,24 +5,14 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
-from pathlib import Path
 from typing import IO, Any
 
-ROOT = Path(__file__).resolve().parents[2]
-"""The folder that this project is imported from."""
+from compressor.child_program import importing_environment, program
 
 
 def worker_environment() -> dict[str, str]:
     """The environment of a process that is timed: this project is importable, and idle threads do not spin."""
-    places = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    quiet = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "PYTHONPATH": places, "HF_HUB_OFFLINE": "1"}
-    return {**os.environ, **quiet}
-
-
-def program(module: str, *arguments: str) -> list[str]:
-    """The command that runs a module of this project; no file of the current folder takes the place of a package (-P)."""
-    return [sys.executable, "-P", "-m", module, *arguments]
+    return {**importing_environment(), "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "HF_HUB_OFFLINE": "1"}
 
 
 def private_stdout() -> IO[str]:

@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from compressor.child_program import program
 from compressor.errors import UserError
-from export.latency.programs import program, worker_environment
+from export.latency.programs import worker_environment
 from serving.bundle import install
 from serving.child_status import status_of
 from serving.front.__main__ import DRAIN_SECONDS

@@ -12,8 +12,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from compressor.child_program import program
 from compressor.errors import UserError
-from export.latency.programs import program, worker_environment
+from export.latency.programs import worker_environment
 from serving.child_status import status_of
 from serving.triton_process import ending
 

@@ -8,10 +8,11 @@ import sys
 import numpy as np
 import pytest
 
-from export.latency import machine_limits, programs
+from compressor.child_program import program
+from export.latency import machine_limits
 from export.latency import measure as latency
 from export.latency.machine_limits import Limits, measure_limits, types
-from export.latency.programs import program, result_of, worker_environment
+from export.latency.programs import result_of, worker_environment
 from export.runtimes.onnxruntime import PRODUCTS, weight_bits
 from export.runtimes.runtime_registry import RUNTIMES
 
@@ -70,7 +71,7 @@ def test_every_type_that_is_computed_here_has_a_positive_rate():
 
 @pytest.mark.parametrize("program", ["false", "true", "missing"])
 def test_without_a_measurement_there_are_no_limits(monkeypatch, program):
-    monkeypatch.setattr(programs.sys, "executable", program)
+    monkeypatch.setattr("sys.executable", program)
     assert measure_limits(2) is None
 
 

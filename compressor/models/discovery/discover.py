@@ -8,7 +8,6 @@ architectures (Phi, StableLM) the graph traversal does not terminate, so it runs
 from __future__ import annotations
 
 import json
-import os
 import random
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from typing import Any
 from torch import nn
 from transformers import PretrainedConfig
 
+from compressor.child_program import importing_environment, program
 from compressor.errors import CompressError, UserError
 from compressor.models.anatomy import layers_of
 from compressor.models.architectures import Architecture, Blocks, in_place_of_others
@@ -30,8 +30,6 @@ from compressor.models.modules import STRUCTURES
 from compressor.models.row_file import ROW
 from compressor.pruning.surgery import Removal, remove, silence
 
-ROOT = Path(__file__).resolve().parents[3]
-"""The folder that this project is imported from."""
 SECONDS = 120.0
 """Time limit for the graph of a small model: traversals that terminate take seconds."""
 PLANS = 24
@@ -46,9 +44,8 @@ def discover(folder: Path, seconds: float = SECONDS) -> Architecture:
     E318 where no row can be proposed or verified, and E319 where the graph traversal takes more than `seconds`.
     """
     config = config_of(folder)
-    command = [sys.executable, "-P", "-m", "compressor.models.discovery.discover", str(folder)]
-    places = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    options = {"capture_output": True, "text": True, "env": {**os.environ, "PYTHONPATH": places}, "check": False}
+    command = program("compressor.models.discovery.discover", str(folder))
+    options = {"capture_output": True, "text": True, "env": importing_environment(), "check": False}
     try:
         done = subprocess.run(command, timeout=seconds, **options)
     except subprocess.TimeoutExpired:
