@@ -44,7 +44,7 @@ class Schedule:
         if self.max_steps is not None:
             require_whole("max_steps", self.max_steps)
         require_number("epochs", self.epochs, 0, above=True)
-        require_number("learning_rate", self.learning_rate, 0)
+        require_number("learning_rate", self.learning_rate, 0, above=True)
         require_number("warmup", self.warmup, 0, 1)
 
     def steps(self, rows: int) -> int:

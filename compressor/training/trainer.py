@@ -1,6 +1,7 @@
 """Tune and recover on Hugging Face's Trainer, with optional distillation: from precomputed logits, or a live teacher.
 
-An interrupted training resumes from its last checkpoint and gives bit-identical results.
+An interrupted training resumes from its last checkpoint and gives bit-identical results on a CPU; on a GPU some kernels, such
+as the backward of attention with a mask, may add in any order.
 """
 
 from __future__ import annotations
@@ -208,8 +209,9 @@ def train(
 ) -> list[dict]:
     """Train the parameters with `requires_grad`, in place; returns the logged losses ({"step", "loss"}).
 
-    Uses the GPU if torch finds one. Deterministic for one seed, thread count and number of processes. With several processes
-    (torchrun) all call this with the same arguments; each computes its share of every batch, and all end with the same model.
+    Uses the GPU if torch finds one. Deterministic on a CPU for one seed, thread count and number of processes. With several
+    processes (torchrun) all call this with the same arguments; each computes its share of every batch, and all end with the
+    same model.
     Every `save_every` seconds a checkpoint is written to `work`; a call that finds one there resumes from it. If Ω grows,
     `on_stop` is called with each of `stops` while exactly that many positions are chosen. With `best` (only where Ω does not
     grow and nothing is projected) the model gets the best parameters instead of the last.

@@ -133,6 +133,7 @@ def test_a_training_of_nothing_is_refused(tmp_path):
         (lambda: Schedule(epochs=0, learning_rate=1e-3), "epochs is 0"),
         (lambda: Schedule(epochs=1, learning_rate=1e-3, batch_size=0), "batch_size is 0"),
         (lambda: Schedule(epochs=1, learning_rate=float("nan")), "learning_rate is nan"),
+        (lambda: Schedule(epochs=1, learning_rate=0.0), "learning_rate is 0"),
     ):
         with pytest.raises(ValueError, match=words):
             wrong()
