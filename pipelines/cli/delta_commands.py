@@ -7,10 +7,12 @@ from pathlib import Path
 import click
 
 from export.runtimes.runtime_registry import CPU_RUNTIMES
+from pipelines.cli.kind_type import TaskKindName
 from pipelines.cli.work.lazy_work import work
 
 FILE = click.Path(path_type=Path)
 LABELS_HELP = 'Names of the classes, for a peft adapter, which does not hold them; one with a comma in double quotes: "a, b",c.'
+KIND_HELP = "The kind of task, for a peft adapter, which does not hold it.  [default: as the head tells]"
 BASE_HELP = "The pretrained model: a hub id, a folder or package:NAME/PATH. By default the one that the source names."
 
 
@@ -61,13 +63,14 @@ def diff() -> None:
 @click.option("--base", metavar="REF", help=BASE_HELP)
 @click.option("--to", "form", type=click.Choice(["delta", "peft"]), default="delta", show_default=True, help="Format of DST.")
 @click.option("--labels", metavar="A,B,...", help=LABELS_HELP)
+@click.option("--kind", type=TaskKindName(), help=KIND_HELP)
 @click.option("--head/--no-head", default=True, show_default=True, help="Write the task head too.")
 @work("pipelines.cli.work.delta_work:convert")
 def convert() -> None:
     """Convert SRC (the folder of a run or of a state, a delta file or a peft folder) to the format of DST.
 
     A peft folder is LoRA if every change is low-rank, and Super-Tuning if some are sparse (DSEE, selective). It names its base
-    by a hub id or a folder; it holds no labels.
+    by a hub id or a folder; it holds no labels and no kind of task.
     """
 
 

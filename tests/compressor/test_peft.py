@@ -9,7 +9,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
 
 from compressor.compression import compression_of
 from compressor.deltas.kinds.low_rank import LowRank
@@ -18,6 +26,7 @@ from compressor.deltas.links import chain, chains, merged_copy
 from compressor.errors import UserError
 from compressor.methods import apply
 from compressor.models.anatomy import matrices_of
+from compressor.models.hub import GENERATES, SEQUENCES, TEXT2TEXT, TOKENS
 from compressor.pruning.surgery import Removal, remove
 from compressor.storage.peft.attach import attach_adapter
 from compressor.storage.peft.read import CONFIG, WEIGHTS, read_adapter
@@ -229,6 +238,50 @@ def test_a_lora_trained_without_a_task_head(tmp_path):
     assert torch.allclose(ours, theirs, atol=1e-12)
 
 
+def adapted(folder, architecture: str, auto: type, task_type: str | None = None):
+    """The folder of stock peft's LoRA on a tiny model of an Auto class."""
+    target = {"gpt2": "c_attn", "t5": "q", "bert": "query"}[architecture]
+    config = peft.LoraConfig(r=2, target_modules=[target], task_type=task_type)
+    peft.get_peft_model(tiny(architecture, auto=auto), config).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("architecture", "auto", "task_type", "auto_class"),
+    [
+        ("bert", AutoModelForSequenceClassification, None, SEQUENCES),
+        ("bert", AutoModelForTokenClassification, None, TOKENS),
+        ("gpt2", AutoModelForCausalLM, None, GENERATES),
+        ("t5", AutoModelForSeq2SeqLM, None, TEXT2TEXT),
+        ("gpt2", AutoModel, None, SEQUENCES),
+        ("bert", AutoModel, "FEATURE_EXTRACTION", SEQUENCES),
+        ("t5", AutoModelForSeq2SeqLM, "SEQ_2_SEQ_LM", TEXT2TEXT),
+    ],
+)
+def test_the_class_of_the_model_is_read(architecture, auto, task_type, auto_class, tmp_path):
+    """peft records the task type, or without one the name of the class."""
+    assert read_adapter(adapted(tmp_path, architecture, auto, task_type)).auto_class == auto_class
+
+
+@pytest.mark.parametrize(
+    ("auto", "task_type", "told"),
+    [
+        (AutoModelForMaskedLM, None, "BertForMaskedLM"),
+        (AutoModelForQuestionAnswering, None, "BertForQuestionAnswering"),
+        (AutoModelForQuestionAnswering, "QUESTION_ANS", "QUESTION_ANS"),
+    ],
+)
+def test_a_model_of_another_task_is_refused(auto, task_type, told, tmp_path):
+    assert f"another task ({told})" in refused("E313", read_adapter, adapted(tmp_path, "bert", auto, task_type))
+
+
+@pytest.mark.parametrize("name", ["BertOfMine", "pipeline", "BertConfig"])
+def test_what_is_no_model_class_is_refused(name, tmp_path):
+    config = json.loads((adapted(tmp_path, "bert", AutoModel) / CONFIG).read_text())
+    (tmp_path / CONFIG).write_text(json.dumps(config | {"auto_mapping": {"base_model_class": name}}))
+    assert f"another task ({name})" in refused("E313", read_adapter, tmp_path)
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -273,6 +326,9 @@ def test_an_adapter_on_a_tied_weight_is_refused(tmp_path):
         ({"rank_pattern": {"(": 2}}, "no regular expression"),
         ({"rank_pattern": [1]}, "rank_pattern: "),
         ({"peft_type": ["LORA"]}, "peft_type: "),
+        ({"task_type": ["SEQ_CLS"]}, "task_type: "),
+        ({"auto_mapping": {"base_model_class": 1}}, "auto_mapping.base_model_class: "),
+        ({"auto_mapping": "BertModel"}, "auto_mapping: "),
     ],
     ids=str,
 )

@@ -11,7 +11,7 @@ import compressor
 from compressor import methods
 from compressor.checkpoint import save_state
 from compressor.deltas.links import merge_all
-from compressor.models.hub import build, resolve
+from compressor.models.hub import GENERATES, TEXT2TEXT, TOKENS, build, resolve
 from compressor.pruning.surgery import Removal, remove
 from compressor.storage import delta_file
 from compressor.storage.live import remember
@@ -198,6 +198,62 @@ def test_convert_between_all_forms(compress, base, tmp_path):
     assert compress("delta", "convert", bare, tmp_path / "c.safetensors")[1].endswith("(without a task head)\n")
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("architecture", "auto_class"), [("gpt2", GENERATES), ("t5", TEXT2TEXT)], ids=["decoder", "encoder and decoder"]
+)
+def test_a_model_that_generates_keeps_its_class_through_peft(compress, tmp_path, architecture, auto_class):
+    """It has no task head that could be missing."""
+    peft = pytest.importorskip("peft")
+    base = resolve(str(write_model(tmp_path / "base", architecture, auto=auto_class)))
+    model = tuned(build(base.folder, [], auto_class=auto_class), "lora")
+    source, adapter, back = (tmp_path / name for name in ("source", "adapter", "back"))
+    delta_file.write(model, source, base=base.reference, base_sha256=base.sha256, label_names=[])
+    assert compress("delta", "convert", source, adapter, "--to", "peft")[:2] == (0, f"LORA: {adapter}\n")
+    assert compress("delta", "convert", adapter, back)[:2] == (0, f"delta: {back}\n")
+    assert delta_file.read(back).head == delta_file.read(source).head == {}
+    again, rows = tmp_path / "again", {"input_ids": torch.tensor([[2, 5, 9, 3]])}
+    assert compress("delta", "convert", back, again, "--to", "peft")[:2] == (0, f"LORA: {again}\n")
+    bare = tmp_path / "bare"
+    assert compress("delta", "convert", source, bare, "--to", "peft", "--no-head")[0] == 0
+    rows |= {"decoder_input_ids": torch.tensor([[0, 8, 9]])} if auto_class == TEXT2TEXT else {}
+    opens = getattr(peft, auto_class.replace("AutoModel", "AutoPeftModel"))
+    for found in (compressor.load(delta=back), opens.from_pretrained(again).eval(), opens.from_pretrained(bare).eval()):
+        with torch.no_grad():
+            assert torch.allclose(found(**rows).logits, model(**rows).logits, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("auto_class", [TOKENS, GENERATES])
+def test_an_adapter_without_a_task_type_keeps_its_class(compress, tmp_path, auto_class):
+    """peft then names the class of the model alone."""
+    peft = pytest.importorskip("peft")
+    architecture, labels = ("bert", ["no", "name"]) if auto_class == TOKENS else ("gpt2", [])
+    base = resolve(str(write_model(tmp_path / "base", architecture, auto=auto_class)))
+    options = {"target_modules": ["query"], "modules_to_save": ["classifier"]} if labels else {"target_modules": ["c_attn"]}
+    config = peft.LoraConfig(r=2, init_lora_weights=False, **options)
+    theirs = peft.get_peft_model(build(base.folder, labels, auto_class=auto_class), config).eval()
+    theirs.save_pretrained(tmp_path / "adapter")
+    given = ("--labels", "no,name") if labels else ()
+    code, shown, _ = compress("delta", "convert", tmp_path / "adapter", tmp_path / "x", "--base", base.folder, *given)
+    assert (code, shown, delta_file.read(tmp_path / "x").auto_class) == (0, f"delta: {tmp_path / 'x'}\n", auto_class)
+    assert torch.allclose(logits(compressor.load(delta=tmp_path / "x")), logits(theirs), atol=1e-6)
+
+
+def test_peft_does_not_hold_the_kind_of_task(compress, base, tmp_path):
+    source, adapter = tmp_path / "source", tmp_path / "adapter"
+    facts = {"base": base.reference, "base_sha256": base.sha256, "label_names": ["bad", "good"], "kind": "multilabel"}
+    delta_file.write(task(base, "lora"), source, **facts)
+    code, _, told = compress("delta", "convert", source, adapter, "--to", "peft")
+    assert code == 0 and "peft stores no kind of task, and this is multilabel: convert it back with --kind multilabel\n" in told
+    for kind, recorded in (((), ""), (("--kind", "multilabel"), "multilabel"), (("--kind", "classification"), "")):
+        back = tmp_path / f"back{''.join(kind)}"
+        assert compress("delta", "convert", adapter, back, "--labels", "bad,good", *kind)[0] == 0
+        assert delta_file.read(back).kind == recorded
+    assert compressor.load(delta=tmp_path / "back--kindmultilabel").config.problem_type == "multi_label_classification"
+    assert "peft stores" not in compress("delta", "convert", tmp_path / "back", tmp_path / "again", "--to", "peft")[2]
+
+
 def test_super_tuning_out_and_in(compress, file, tmp_path):
     adapter, back = tmp_path / "adapter", tmp_path / "back.safetensors"
     assert compress("delta", "convert", file, adapter, "--to", "peft")[:2] == (0, f"SUPERTUNING: {adapter}\n")
@@ -228,6 +284,12 @@ def test_stock_peft_finds_the_base_of_a_converted_adapter(compress, tmp_path, mo
         theirs = peft.AutoPeftModelForSequenceClassification.from_pretrained(adapter).eval()
         monkeypatch.chdir(tmp_path)
         assert torch.allclose(logits(theirs), logits(model), atol=1e-6)
+        bare = tmp_path / f"{name}-bare"
+        assert compress("delta", "convert", source, bare, "--to", "peft", "--no-head")[0] == 0
+        theirs = peft.AutoPeftModel.from_pretrained(bare).eval()
+        with torch.no_grad():
+            theirs.base_model.model.classifier.load_state_dict(model.classifier.state_dict())
+        assert torch.allclose(logits(theirs), logits(model), atol=1e-6)
 
 
 def test_a_hub_id_stays_what_it_is(tmp_path, monkeypatch, capsys):
@@ -253,10 +315,13 @@ def test_convert_says_what_it_cannot_take(compress, base, file, tmp_path):
     refused("E315", tmp_path, tmp_path / "x")
     refused("E801", file, file)
     refused("E315", file, tmp_path / "x", "--labels", "a,b")
+    assert "--kind is for peft adapters" in refused("E315", file, tmp_path / "x", "--kind", "multilabel")
     refused("E310", base.folder / "model.safetensors", tmp_path / "x")
     adapter = tmp_path / "adapter"
     write_peft(task(base, "lora"), adapter, base=base.reference)
     assert "3 names for 2 classes" in refused("E315", adapter, tmp_path / "x", "--labels", "a,b,c")
+    kind = refused("E315", adapter, tmp_path / "x", "--kind", "spans")
+    assert "--kind spans is of an AutoModelForTokenClassification, and this adapter of an AutoModelForSeq" in kind
     for labels in ("bad,bad", "bad,", "bad\ngood", '"bad'):
         refused("E315", adapter, tmp_path / "x", "--labels", labels)
     (tmp_path / "empty").mkdir()
@@ -286,6 +351,18 @@ def test_stack(compress, base, file, tmp_path):
     facts = json.loads((out / "export.json").read_text())
     assert [(row["name"], row["labels"]) for row in facts["tasks"]] == [("dsee", ["bad", "good"]), ("other", ["bad", "good"])]
     assert compress("delta", "stack", file, "--out", out)[2].splitlines()[-1][:4] == "E620"
+    more = write(base, task(base, "lora", seed=2), tmp_path / "more.safetensors")
+    again = ("delta", "stack", file, other, more, "--base", base.folder, "--out", out, *served)
+    assert compress(*again)[2].splitlines()[-1][:4] == "E620"
+    code, shown, _ = compress(*again, "--force")
+    assert code == 0 and "2 more" in shown and str(Path("tiny-text", "2")) in shown
+    versions = {
+        path.parent.name: json.loads(path.read_text()) for path in out.parent.glob("repository/tiny-text/*/serving.json")
+    }
+    assert {name: [row["name"] for row in facts["tasks"]] for name, facts in versions.items()} == {
+        "1": ["dsee", "other"],
+        "2": ["dsee", "other", "more"],
+    }
     code, _, error = compress("delta", "stack", file, file, "--out", tmp_path / "no")
     assert (code, error.splitlines()[-1][:4], (tmp_path / "no").exists()) == (2, "E777", False)
     assert compress("delta", "stack", file, "--out", tmp_path / "no", "--max-length", 9)[2].startswith("E112 --max-length")

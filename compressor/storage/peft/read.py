@@ -14,20 +14,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self
 
+import transformers
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES, MODEL_MAPPING_NAMES
 
 from compressor.errors import UserError
 from compressor.models.files.weight_files import not_finite
 from compressor.models.hub import SEQUENCES
-from compressor.models.tasks_table import HEAD_TASKS
+from compressor.models.tasks_table import HEAD_TASKS, task_of_class
 
 CONFIG, WEIGHTS, PREFIX = "adapter_config.json", "adapter_model.safetensors", "base_model.model."
 
 TASK_TYPES = {task.auto_class: task.peft for task in HEAD_TASKS}
 """peft's task types by Auto class."""
+READ_AS = {name: auto_class for auto_class, name in TASK_TYPES.items()} | {"FEATURE_EXTRACTION": SEQUENCES}
+"""Auto classes by peft's task type; a base without a task head is read as the base of a classifier."""
+BARE = {*MODEL_MAPPING_NAMES.values(), *MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES.values()}
+"""Names of the model classes without a task head."""
 
 UNDERSTOOD = frozenset(
     [
@@ -82,12 +88,20 @@ def _compiles(pattern: str) -> str:
 Pattern = Annotated[str, AfterValidator(_compiles)]
 
 
+class AutoMapping(BaseModel):
+    """How peft records the class of the model where the adapter has no task type."""
+
+    base_model_class: str
+
+
 class AdapterConfig(BaseModel):
     """What is read of adapter_config.json; all other keys are compared with UNDERSTOOD."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
     peft_type: str
+    task_type: str | None = None
+    auto_mapping: AutoMapping | None = None
     r: int | None = Field(default=None, ge=0)
     lora_alpha: float | None = Field(default=None, allow_inf_nan=False)
     rank_pattern: dict[Pattern, Annotated[int, Field(ge=1)]] | None = None
@@ -108,6 +122,8 @@ class AdapterFolder:
     folder: Path
     config: dict[str, Any]
     tensors: dict[str, Tensor]
+    auto_class: str
+    """The Auto class of the model in which it was trained; SEQUENCES for a base without a task head."""
 
     @property
     def targets(self) -> list[str]:
@@ -131,12 +147,6 @@ class AdapterFolder:
         sizes = [len(tensor) for name, tensor in self.head.items() if re.search(r"(classifier|score|out_proj)\.weight$", name)]
         return sizes[0] if sizes else None
 
-    @property
-    def auto_class(self) -> str:
-        """The Auto class of the model in which it was trained; SEQUENCES where the config does not name it."""
-        auto_classes = {name: auto_class for auto_class, name in TASK_TYPES.items()}
-        return auto_classes.get(self.config.get("task_type"), SEQUENCES)
-
     def scale(self, target: str, rank: int) -> float:
         """Scale of the low-rank part: alpha / r, or alpha / √r (rsLoRA)."""
         alpha = _by_pattern(self.config.get("alpha_pattern"), target, self.config["lora_alpha"])
@@ -157,7 +167,8 @@ def _by_pattern(pattern: Mapping[str, Any] | None, target: str, default: Any) ->
 def read_adapter(folder: Path | str) -> AdapterFolder:
     """Read a LoRA or Super-Tuning folder of stock peft.
 
-    Raises UserError E313 for any other kind, and for options that change what it computes.
+    Raises UserError E313 for any other kind, for options that change what it computes, and for one that was trained in a
+    model of a task that is not known here.
     """
     folder = Path(folder)
     try:
@@ -185,7 +196,30 @@ def read_adapter(folder: Path | str) -> AdapterFolder:
         raise unsupported(folder, f"tensor {next(iter(odd), next(iter(tensors), 'none'))}")
     if broken := not_finite(tensors):
         raise UserError("E313", f"tensor {broken} has NaN or infinite numbers", "Train the adapter again", str(folder))
-    return AdapterFolder(folder, config, {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()})
+    plain = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
+    return AdapterFolder(folder, config, plain, _auto_class(config, folder))
+
+
+def _auto_class(config: Mapping[str, Any], folder: Path) -> str:
+    """`AdapterFolder.auto_class` by the config: peft names the task, or else the model's class. Raises UserError E313."""
+    task_type, mapping = config.get("task_type"), config.get("auto_mapping")
+    if task_type is None and mapping is None:
+        return SEQUENCES
+    name = mapping["base_model_class"] if task_type is None else task_type
+    auto_class = _by_class(name) if task_type is None else READ_AS.get(task_type)
+    if auto_class is None:
+        fix = "Adapters of classifiers (of texts or tokens), of models that generate and of bases without a task head are read"
+        raise UserError("E313", f"it was trained in a model of another task ({name:.60})", fix, str(folder))
+    return auto_class
+
+
+def _by_class(name: str) -> str | None:
+    """The Auto class of a class of transformers; None for one of another task, or of another library."""
+    if name in BARE:
+        return SEQUENCES
+    found = getattr(transformers, name, None)
+    task = task_of_class(found) if isinstance(found, type) else None
+    return task.auto_class if task else None
 
 
 def unsupported(folder: Path, feature: str) -> UserError:

@@ -19,7 +19,7 @@ from compressor.deltas.kinds.low_rank import LowRank
 from compressor.deltas.kinds.sparse import Sparse
 from compressor.deltas.links import chain, chains, original
 from compressor.errors import UserError
-from compressor.models.hub import auto_class_of, head_names
+from compressor.models.hub import GENERATIVE, auto_class_of, head_names
 from compressor.pruning.surgery import kept_of
 from compressor.storage.peft.read import CONFIG, PREFIX, TASK_TYPES, WEIGHTS
 from compressor.tensor_file import write_tensors
@@ -80,11 +80,15 @@ def write_peft(model: nn.Module, folder: Path | str, *, base: str, head: bool = 
     changed, folder = _changed_layers(model), Path(folder)
     sparse = any(layer.sparse for layer in changed)
     config, tensors = (_supertuning if sparse else _lora)(changed)
-    heads = head_names(model) if head else ()
+    heads, auto_class = head_names(model) if head else (), auto_class_of(model)
+    # with a task type, peft expects the task's head in the folder; a model that generates has none
+    named = head or auto_class in GENERATIVE
+    mapping = {"base_model_class": type(model).__name__, "parent_library": type(model).__module__}
     tensors |= {name: model.get_parameter(name).detach() for name in heads}
     config |= {
         "peft_type": "SUPERTUNING" if sparse else "LORA",
-        "task_type": TASK_TYPES[auto_class_of(model)] if head else None,
+        "task_type": TASK_TYPES[auto_class] if named else None,
+        "auto_mapping": None if named else mapping,
         "base_model_name_or_path": base,
         "inference_mode": True,
         "target_modules": [layer.path for layer in changed],

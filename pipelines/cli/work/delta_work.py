@@ -32,6 +32,7 @@ from compressor.storage.live import base_of, load_on, origin_of, remember
 from compressor.storage.peft.attach import attach_adapter
 from compressor.storage.peft.read import CONFIG, read_adapter
 from compressor.storage.peft.write import write_peft
+from compressor.tasks.task_kind import kind_of, kind_recorded
 from pipelines.engine.disk import require_writable
 from pipelines.terminal.capture import captured
 from pipelines.terminal.console_table import table
@@ -54,7 +55,7 @@ def info(file: Path, as_json: bool) -> None:
     table(("change", "place", "blocks", "scalars", "indices", "mask entries"), rows)
     stored, kept = facts["stored"], facts["kept"]
     click.echo(f"trained  {facts['trained']:,} (without the task head)")
-    width, scalars, indices = (stored[key] for key in ("width", "scalars", "indices"))
+    width, scalars, indices = stored["width"], stored["scalars"] + stored["untrained"], stored["indices"]
     entries = stored["mask_entries"] + stored["pruned_entries"]
     click.echo(f"bits     {width} x {scalars:,} + 32 x {indices:,} + {entries:,} = {stored['bits']:,}")
     parts = f"changes {stored['bytes']:,}, head {facts['head_bytes']:,}, header {facts['header_bytes']:,}"
@@ -133,7 +134,7 @@ def _figure(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
 
 
-def convert(src: Path, dst: Path, base: str | None, form: str, labels: str | None, head: bool) -> None:
+def convert(src: Path, dst: Path, base: str | None, form: str, labels: str | None, kind: str | None, head: bool) -> None:
     """Write the source in the other format; of a run it is the last state, before the merge."""
     _check_new(dst, of_a_file=form == "delta")
     recorded = place = None
@@ -143,15 +144,20 @@ def convert(src: Path, dst: Path, base: str | None, form: str, labels: str | Non
             base = place = found
             recorded = read_description(src)["base"]["reference"]
     with _quiet():
-        model, has_head = _open(src, base, labels)
+        model, has_head = _open(src, base, labels, kind)
     origin, head = origin_of(model), head and has_head
+    names = list(model.config.id2label.values())
+    recorded_kind = kind_recorded(kind_of(kind), len(names)) if kind else _kind(src)
     if form == "delta":
         dst.parent.mkdir(parents=True, exist_ok=True)
-        names, reference = list(model.config.id2label.values()), recorded or origin.reference
-        write(model, dst, base=reference, base_sha256=origin.sha256, label_names=names, head=head, kind=_kind(src))
+        reference = recorded or origin.reference
+        write(model, dst, base=reference, base_sha256=origin.sha256, label_names=names, head=head, kind=recorded_kind)
     else:
         with _becoming_new(dst) as made:
             form = write_peft(model, made, base=_loadable(recorded or origin.reference, dst, place), head=head)
+        if recorded_kind:
+            note = f"peft stores no kind of task, and this is {recorded_kind}: convert it back with --kind {recorded_kind}"
+            click.echo(note, err=True)
     click.echo(f"{form}: {dst}" + ("" if head else " (without a task head)"))
 
 
@@ -166,12 +172,14 @@ def _loadable(reference: str, dst: Path, place: str | None = None) -> str:
     return str(folder)
 
 
-def _open(src: Path, base: str | None, labels: str | None) -> tuple[nn.Module, bool]:
-    """The live model of a source, and whether its task head is trained."""
+def _open(src: Path, base: str | None, labels: str | None, kind: str | None) -> tuple[nn.Module, bool]:
+    """The live model of a source, and whether the source has its task head, or needs none."""
     if (src / CONFIG).is_file():
-        return _open_peft(src, base, labels)
+        return _open_peft(src, base, labels, kind)
     if labels:
         raise UserError("E315", "--labels is for peft adapters: other sources name their labels", "Leave it out")
+    if kind:
+        raise UserError("E315", "--kind is for peft adapters: other sources name their kind of task", "Leave it out")
     if (src / STATE_FILE).is_file():
         return compressor.load(src, base=base), True
     if src.is_file():
@@ -188,7 +196,7 @@ def _kind(src: Path) -> str:
     return read_description(src).get("kind", "") if (src / STATE_FILE).is_file() else ""
 
 
-def _open_peft(src: Path, base: str | None, labels: str | None) -> tuple[nn.Module, bool]:
+def _open_peft(src: Path, base: str | None, labels: str | None, kind: str | None) -> tuple[nn.Module, bool]:
     adapter = read_adapter(src)
     reference = base or adapter.config.get("base_model_name_or_path")
     if not reference:
@@ -196,18 +204,22 @@ def _open_peft(src: Path, base: str | None, labels: str | None) -> tuple[nn.Modu
     if not base and (revision := adapter.config.get("revision")) not in (None, "main"):
         what = f"the adapter was trained on revision {revision!r:.60} of '{reference}'"
         raise UserError("E315", what, "Download that revision, and give its folder with --base", str(src))
-    if labels and adapter.auto_class in GENERATIVE:
+    generates = adapter.auto_class in GENERATIVE
+    if labels and generates:
         raise UserError(
             "E315", "--labels names classes, and this adapter is of a model that generates", "Leave it out", str(src)
         )
-    classes = adapter.classes or (0 if adapter.auto_class in GENERATIVE else 2)
+    if kind and kind_of(kind).auto_class != adapter.auto_class:
+        what = f"--kind {kind} is of an {kind_of(kind).auto_class}, and this adapter of an {adapter.auto_class}"
+        raise UserError("E315", what, "Give another kind, or leave it out", str(src))
+    classes = adapter.classes or (0 if generates else 2)
     names = _named(labels) if labels else [f"LABEL_{number}" for number in range(classes)]
     if adapter.classes not in (None, len(names)):
         raise UserError("E315", f"{len(names)} names for {adapter.classes} classes", "Give --labels one name a class", str(src))
     base_model = resolve(str(reference))
     model = remember(build(base_model.folder, names, auto_class=adapter.auto_class), base_model.reference, base_model.sha256)
     attach_adapter(model, adapter)
-    return model, bool(adapter.head)
+    return model, bool(adapter.head) or generates
 
 
 def _named(labels: str) -> list[str]:
