@@ -14,7 +14,8 @@ from dataclasses import dataclass
 class StoredBits:
     """What is stored: `scalars` of `width` bits, `indices` of 32 bits, `mask_entries` of one bit (ProPETL section 4.3).
 
-    `pruned_entries` are entries of masks over weights, also one bit each: they are chosen, not trained.
+    Not trained are `pruned_entries` of masks over weights, also one bit each, and `untrained` scalars of refits, of `width`
+    bits.
     """
 
     scalars: int = 0
@@ -22,11 +23,12 @@ class StoredBits:
     mask_entries: int = 0
     width: int = 32
     pruned_entries: int = 0
+    untrained: int = 0
 
     @property
     def bits(self) -> int:
         """Bit-level storage: Σ ρ_i b_i."""
-        return self.width * self.scalars + 32 * self.indices + self.mask_entries + self.pruned_entries
+        return self.width * (self.scalars + self.untrained) + 32 * self.indices + self.mask_entries + self.pruned_entries
 
     @property
     def bytes(self) -> int:
@@ -45,7 +47,7 @@ class StoredBits:
     def __add__(self, other: StoredBits) -> StoredBits:
         scalars, indices = self.scalars + other.scalars, self.indices + other.indices
         masks, pruned = self.mask_entries + other.mask_entries, self.pruned_entries + other.pruned_entries
-        return StoredBits(scalars, indices, masks, self.width, pruned)
+        return StoredBits(scalars, indices, masks, self.width, pruned, self.untrained + other.untrained)
 
 
 def low_rank(rank: int, matrices: Iterable[tuple[int, int]]) -> StoredBits:

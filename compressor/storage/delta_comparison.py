@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from compressor.deltas.links import Change
+from compressor.deltas.links import Change, Delta
 from compressor.storage.changes import rebuild, select, shared_of
 from compressor.storage.delta_file import DeltaFile
 from compressor.storage.layout import SECTIONS
@@ -36,6 +37,8 @@ Pieces = list[Tensor | tuple[Tensor, Tensor]]
 PRUNED_APART = "pruned in two ways (or one of them not at all), so their entries are not of the same units"
 SIZED_APART = "of other sizes"
 UNCHANGED = "{} changes nothing there"
+DIVIDED_APART = "one changes parts of a fused weight, the other all of it"
+TURNED_APART = "one has it transposed: a fully tuned Conv1D weight in a file of an earlier version"
 
 
 def _pieces(changes: list[Change]) -> Pieces:
@@ -63,21 +66,48 @@ def _effects(delta: DeltaFile) -> dict[str, list[Change]]:
 def compare_deltas(first: DeltaFile, second: DeltaFile) -> list[Comparison]:
     """Compare everything that either of two files changes, in the order of the first, then of the second."""
     mine, others = _effects(first), _effects(second)
-    alike = first.kept == second.kept
-    return [_compare(place, mine.get(place, []), others.get(place, []), alike) for place in {**mine, **others}]
+    alike, forms = first.kept == second.kept, (_forms(mine), _forms(others))
+    rows = []
+    for place in {**mine, **others}:
+        a, b = (side.get(_path(place)) for side in forms)
+        divided = a is not None and b is not None and a != b
+        # differently pruned models cannot be compared entry by entry
+        apart = PRUNED_APART if not alike else DIVIDED_APART if divided else ""
+        rows.append(_compare(place, mine.get(place, []), others.get(place, []), apart))
+    return rows
 
 
-def _compare(place: str, mine: list[Change], other: list[Change], alike: bool) -> Comparison:
+def _path(place: str) -> str:
+    """The path of the whole weight of which a place may be a part."""
+    return place.partition("[")[0]
+
+
+def _tunes(change: Change) -> bool:
+    return change.tuned and not change.masks
+
+
+def _forms(effects: Mapping[str, list[Change]]) -> dict[str, set[bool]]:
+    """Path of every weight that tuning changed -> whether in parts, as a whole, or both."""
+    forms: dict[str, set[bool]] = {}
+    for place, changes in effects.items():
+        if any(map(_tunes, changes)):
+            forms.setdefault(_path(place), set()).add("[" in place)
+    return forms
+
+
+def _compare(place: str, mine: list[Change], other: list[Change], apart: str) -> Comparison:
+    """Compare one place; `apart` is a reason against a cosine that is known beforehand."""
     pieces = _together(_pieces(mine), _pieces(other))
     size = max(_size(piece) for side in pieces for piece in side)
     a, b = _sum(pieces[0], size), _sum(pieces[1], size)
     norms = float(a.norm()), float(b.norm())
     kinds = tuple("+".join(change.kind for change in changes) or "-" for changes in (mine, other))
-    # differently pruned models, and inserted modules of different widths, cannot be compared entry by entry
-    if not alike:
-        return Comparison(place, kinds, norms, None, None, PRUNED_APART)
-    if len({len(piece) for side in pieces for piece in side if not isinstance(piece, tuple)}) > 1:
-        return Comparison(place, kinds, norms, None, None, SIZED_APART)
+    if not apart and len({len(piece) for side in pieces for piece in side if not isinstance(piece, tuple)}) > 1:
+        apart = SIZED_APART  # inserted modules of different widths
+    if not apart and len({link.place.transposed for link in (*mine, *other) if isinstance(link, Delta) and _tunes(link)}) > 1:
+        apart = TURNED_APART
+    if apart:
+        return Comparison(place, kinds, norms, None, None, apart)
     jaccard = _jaccard(_support_of(mine), _support_of(other))
     if not all(norms):
         still = " and ".join(name for name, norm in zip("AB", norms, strict=True) if not norm)

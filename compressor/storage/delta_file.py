@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as serialize
 from torch import Tensor, nn
@@ -113,6 +114,8 @@ def save(
 ) -> str:
     """Write `facts` (base, base_sha256, labels, and other entries of the description) and changes, as returned by
     `storage.describe`, to one file, atomically. Returns its checksum, `DeltaFile.sha256`.
+
+    Raises UserError E312 for more than a description can hold, such as too many labels: `read` would refuse the file.
     """
     layout = compact(changes, {name: (buffer_of(t), tuple(t.shape)) for name, t in tensors.items() if buffer_of(t) != "masks"})
     kept, kept_bits = pack_kept(kept or {})
@@ -126,6 +129,7 @@ def save(
         "changes": layout,
         "head": None if heads is None else {name: list(tensor.shape) for name, tensor in heads.items()},
     }
+    _require_readable(description)
     sha256 = _digest(description, flat)
     text = _text({**description, "sha256": sha256})
     data = serialize(flat, {KEY: text})  # one metadata key: safetensors writes several in any order
@@ -140,6 +144,19 @@ def save(
         beside.unlink(missing_ok=True)
         raise
     return sha256
+
+
+def _require_readable(description: Mapping) -> None:
+    """Raises UserError E312 for a description that `read` would refuse."""
+    try:
+        check(json.loads(_text(description)))
+        return
+    except ValidationError as error:
+        fault = error.errors()[0]
+        what = f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"
+    except ValueError as error:
+        what = str(error)
+    raise UserError("E312", f"a delta file cannot describe it ({what})", "Store its state, or merge it to a checkpoint")
 
 
 def changes_of(model: nn.Module) -> tuple[dict, dict[str, Tensor]]:
@@ -318,5 +335,8 @@ def stored(delta: DeltaFile) -> StoredBits:
     chosen = {kind for kind, cls in KINDS.items() if issubclass(cls, Mask)}
     learned = sum(row.mask_entries for row in held if row.kind not in chosen)
     pruned = sum(row.mask_entries for row in held if row.kind in chosen)
+    fixed = {kind for kind, cls in KINDS.items() if not cls.tuned}
+    untrained = sum(row.scalars for row in held if row.kind in fixed)
     width = max((8 * tensor.element_size() for tensor in delta.stored.values() if tensor.is_floating_point()), default=32)
-    return StoredBits(sum(row.scalars for row in held), sum(row.indices for row in held), learned, width, pruned)
+    scalars = sum(row.scalars for row in held) - untrained
+    return StoredBits(scalars, sum(row.indices for row in held), learned, width, pruned, untrained)

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from compressor.compression import compression_of
 from compressor.deltas.kinds.offset import Offset
-from compressor.deltas.links import attach, tied_owners
+from compressor.deltas.links import Place, attach, tied_owners
 from compressor.models.hub import head_names
 
 
@@ -29,7 +30,16 @@ def as_deltas(model: nn.Module, before: Mapping[str, Tensor], group: str) -> Non
         parameters[name].copy_(weight)
     for name, values in changes.items():
         path, _, tensor = name.rpartition(".")
-        link = Offset(values, group)
-        for owner, part in uses[name] or [(model.get_submodule(path), tensor)]:
+        owners = uses[name] or [(model.get_submodule(path), tensor)]
+        link = _offset(values, owners[0][0], group)
+        for owner, part in owners:
             attach(owner, link, part, check=False)
     compression_of(model).weights_moved = False
+
+
+def _offset(values: Tensor, owner: nn.Module, group: str) -> Offset:
+    """The difference as a link; that of a matrix as (out, in), as every other method's, so that files can be compared."""
+    transposed = isinstance(owner, Conv1D) and values.dim() == 2
+    link = Offset(values.T.contiguous() if transposed else values, group)
+    link.place = Place(transposed=transposed)
+    return link

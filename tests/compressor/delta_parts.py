@@ -1,7 +1,11 @@
 """What the tests of delta files share."""
 
+import json
+
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from compressor.errors import UserError
 from compressor.storage import delta_file
@@ -28,6 +32,18 @@ def bits_of(model) -> dict[str, torch.Tensor]:
 
 def same(first: dict, second: dict) -> bool:
     return first.keys() == second.keys() and all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+
+
+def sealed(source, path, change):
+    """A copy of a delta file whose description went through `change`, its checksum made anew; returns the path."""
+    with safe_open(source, "pt") as stream:
+        description = json.loads(stream.metadata()[delta_file.KEY])
+        flat = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
+    del description["sha256"]
+    description = change(description)
+    text = json.dumps({**description, "sha256": delta_file._digest(description, flat)})
+    save_file(flat, path, {delta_file.KEY: text})
+    return path
 
 
 def refused(code: str, call, *arguments, **named) -> str:

@@ -6,11 +6,16 @@ import pytest
 import torch
 
 from compressor.deltas.kinds.refit import Refit
+from compressor.deltas.links import WHOLE, chain, chains
 from compressor.methods import apply
 from compressor.models.anatomy import matrices_of
 from compressor.pruning.surgery import Removal, remove
 from compressor.storage import delta_file
-from compressor.storage.delta_comparison import compare_deltas
+from compressor.storage.delta_comparison import DIVIDED_APART, TURNED_APART, compare_deltas
+from compressor.storage.peft.attach import attach_adapter
+from compressor.storage.peft.read import read_adapter
+from compressor.storage.peft.write import write_peft
+from compressor.training.moved_weights import as_deltas, trained_weights
 from tests.compressor.conftest import OPTIONS, tiny, tuned
 from tests.compressor.delta_parts import write
 
@@ -60,6 +65,49 @@ def test_comparison_of_whole_matrices(tmp_path):
     assert [row.kinds for row in rows] == [("offset", "sparse")] * len(pairs)
     expected = [float(torch.cosine_similarity(a.delta.flatten(), b.delta.flatten(), dim=0)) for a, b in pairs]
     assert sorted(row.cosine for row in rows) == pytest.approx(sorted(expected))
+
+
+def test_fully_tuned_weights_against_deltas(tmp_path):
+    """GPT-2 stores its matrices transposed, and query, key and value in one; files of earlier versions hold them as stored."""
+    full = tiny("gpt2", torch.float32)
+    apply(full, "full", OPTIONS)
+    before = trained_weights(full)
+    with torch.no_grad():
+        for parameter in full.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    as_deltas(full, before, "1")
+    models = [full, tuned(tiny("gpt2", torch.float32), "lora", ("query", "output", "ffn_out"))]
+    expected = {}
+    for a, b in zip(*(matrices_of(model, ("output", "ffn_out")) for model in models), strict=True):
+        expected[f"{a.path}.weight"] = float(torch.cosine_similarity(a.delta.flatten(), b.delta.flatten(), dim=0))
+
+    def compared():
+        rows = compare_deltas(*(delta_file.read(write(model, tmp_path / str(n))) for n, model in enumerate(models)))
+        fused = [row for row in rows if row.place.partition("[")[0].endswith("c_attn.weight")]
+        assert len(fused) == 2 * 3 and {(row.cosine, row.reason) for row in fused} == {(None, DIVIDED_APART)}
+        return [row for row in rows if row.place in expected]
+
+    rows = compared()
+    assert {row.place: row.cosine for row in rows} == pytest.approx(expected, abs=1e-6)
+    for _, owner, name in chains(full):
+        for link in chain(owner, name):
+            if link.place.transposed:
+                link.place, link.values = WHOLE, torch.nn.Parameter(link.values.detach().T.contiguous())
+    earlier = compared()
+    assert {(row.cosine, row.reason) for row in earlier} == {(None, TURNED_APART)}
+    norms = ([norm for row in found for norm in row.norms] for found in (rows, earlier))
+    assert next(norms) == pytest.approx(next(norms))
+
+
+def test_parts_of_a_fused_weight_against_all_of_it(tmp_path):
+    """As a LoRA comes back from peft: both change query and value."""
+    ours, theirs = tuned(tiny("gpt2", torch.float32), "lora"), tiny("gpt2", torch.float32)
+    write_peft(ours, tmp_path / "peft", base="here")
+    attach_adapter(theirs, read_adapter(tmp_path / "peft"))
+    files = [delta_file.read(write(model, tmp_path / str(number))) for number, model in enumerate((ours, theirs))]
+    rows = compare_deltas(*files)
+    assert len(rows) == 3 * 3 and {(row.cosine, row.jaccard, row.reason) for row in rows} == {(None, None, DIVIDED_APART)}
+    assert all(row.cosine == pytest.approx(1) for file in files for row in compare_deltas(file, file))
 
 
 @pytest.mark.parametrize("case", ["adapter", "propetl"])

@@ -17,7 +17,7 @@ from compressor.storage import delta_file
 from compressor.storage.delta_comparison import compare_deltas
 from pipelines.cli.work.delta_work import _facts
 from tests.compressor.conftest import tiny, tuned
-from tests.compressor.delta_parts import live, refused, write
+from tests.compressor.delta_parts import live, refused, sealed, write
 
 
 def test_damaged_and_foreign_files_are_refused(tmp_path):
@@ -55,18 +55,6 @@ def test_what_a_delta_cannot_hold(tmp_path):
 
 
 # --- a sealed file whose description is not what a writer here makes ---
-
-
-def sealed(source, path, change):
-    """A copy of a delta file whose description went through `change`, its checksum made anew; returns the path."""
-    with safe_open(source, "pt") as stream:
-        description = json.loads(stream.metadata()[delta_file.KEY])
-        flat = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
-    del description["sha256"]
-    description = change(description)
-    text = json.dumps({**description, "sha256": delta_file._digest(description, flat)})
-    save_file(flat, path, {delta_file.KEY: text})
-    return path
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 import compressor
 from compressor.checkpoint import save_state
 from compressor.compression import compression_of
+from compressor.deltas.kinds.refit import Refit
 from compressor.deltas.links import merge_all
 from compressor.methods import Options, apply, trainable_counts
 from compressor.models.anatomy import matrices_of
@@ -117,6 +118,32 @@ def test_a_twenty_four_layer_dsee_on_every_matrix_fits_the_header(tmp_path):
     path = write(model, tmp_path / "x.safetensors", labels=["bad", "good"], sha256="f" * 64)
     data = path.read_bytes()
     assert delta_file.header_size(data) <= delta_file.HEADER_LIMIT and b'"description"' not in data
+
+
+def test_a_refit_is_stored_and_not_trained(tmp_path):
+    model = tuned(tiny("bert", torch.float32), "lora", ("ffn_out",))
+    plain = delta_file.stored(delta_file.read(write(model, tmp_path / "plain")))
+    matrices = matrices_of(model, ("ffn_out",))
+    for matrix in matrices:
+        matrix.attach(Refit(torch.ones_like(matrix.original)))
+    held = delta_file.stored(delta_file.read(write(model, tmp_path / "refitted")))
+    entries = sum(matrix.original.numel() for matrix in matrices)
+    assert held == replace(plain, untrained=entries) and held.trained == plain.trained == trainable_counts(model)["body"]
+    assert held.bits == plain.bits + 32 * entries and (held + held).untrained == 2 * entries
+
+
+@pytest.mark.parametrize(
+    ("labels", "says"),
+    [
+        ([str(number) for number in range(10_001)], "labels: List should have at most 10000 items"),
+        (["a", "b", "c" * 10_001], "labels.2: String should have at most 10000 characters"),
+    ],
+    ids=["too many", "too long"],
+)
+def test_what_could_not_be_read_is_not_written(labels, says, tmp_path):
+    model = tuned(with_classes("bert", len(labels), torch.float32), "lora")
+    assert says in refused("E312", write, model, tmp_path / "x", labels=labels)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

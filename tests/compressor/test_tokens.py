@@ -39,6 +39,7 @@ from compressor.training.distillation import HiddenTeacher
 from compressor.training.training_rows import Collator, TrainingRows
 from export.parity.compare import compare, in_other_batches
 from tests.compressor.conftest import encoding, tiny
+from tests.compressor.delta_parts import sealed
 from tests.tiny import write_model
 
 KIND = kind_of("tokens")
@@ -488,11 +489,11 @@ def test_an_auto_class_of_ours_or_none(tmp_path, monkeypatch):
     model, found = build(base, NAMES), resolve(str(base))
     apply(model, "lora", Options(rank=2, alpha=4.0, modules=("query",), group="1"))
     facts = {"base": str(base), "base_sha256": found.sha256, "label_names": NAMES}
+    delta_file.write(model, tmp_path / "written", **facts)
     for name in ("Trainer", "AutoModelForMultipleChoice", 3, None):
-        for place in ("checkpoint", "storage.delta_file"):
-            monkeypatch.setattr(f"compressor.{place}.class_facts", lambda model, name=name: {"auto_class": name})
+        monkeypatch.setattr("compressor.checkpoint.class_facts", lambda model, name=name: {"auto_class": name})
         save_state(model, tmp_path / "state", **facts)
-        delta_file.write(model, tmp_path / "delta", **facts)
+        sealed(tmp_path / "written", tmp_path / "delta", lambda one, name=name: {**one, "auto_class": name})
         for code, read in (("E305", lambda: load(tmp_path / "state")), ("E310", lambda: load(base, delta=tmp_path / "delta"))):
             with pytest.raises(UserError, match=f"{code} .*Auto class"):
                 read()
