@@ -23,6 +23,7 @@ from serving.child_status import status_of
 from serving.guard.guard_process import GuardProcess
 from serving.guard.model_control import SECRET_HEADER
 from serving.repository import model_names, read_config, refuse_code
+from serving.shared_memory import MAX_BODY
 from serving.triton_process import STOP_SECONDS, PortTaken, TritonProcess
 
 HOST = "127.0.0.1"
@@ -30,7 +31,6 @@ SERVICES = ("http", "grpc", "metrics")
 ATTEMPTS = 5
 BACKLOG = 1024
 DRAIN_SECONDS = 2
-MAX_BODY = 16 << 20
 
 CLOSED = ("model-repository", "shared-memory", "trace", "logging")
 """Triton's names of the protocols that are closed: load, unload or list models, attach memory, change traces and log."""

@@ -20,6 +20,8 @@ MORE_MEMORY = (
 )
 INSTANCE_BYTES = 2 << 20
 """A model process starts with 1 MiB of its own and grows with its requests."""
+MAX_BODY = 16 << 20
+"""Bytes of the largest request, unless a server is started with another limit."""
 
 
 def check_space(instances: int, max_body: int) -> None:

@@ -30,6 +30,7 @@ from pipelines.file.config import Pipeline, with_place
 from pipelines.file.yaml_source import KeyPath, dotted
 from serving.bundle import find_bundle, install
 from serving.running import CACHE_FIX, registry_folder
+from serving.shared_memory import MAX_BODY, check_space
 
 
 @dataclass(frozen=True)
@@ -246,7 +247,7 @@ def check_folder(out: Path, name: str, files: Sequence[str] = ()) -> None:
 
 def check_environment(entries: Sequence[Entry]) -> None:
     """Raise UserErrors for what the stages need and this environment lacks: E901 for every package, E904 for a GPU, E702 to
-    E704 for what Triton needs, E801 for its cache folder."""
+    E704 and E739 for what Triton needs, E801 for its cache folder."""
     faults = {}
     for entry in entries:
         stage = entry.row
@@ -278,6 +279,7 @@ def server_fault() -> UserError | None:
     try:
         find_bundle()
         require_writable(registry_folder(), CACHE_FIX)
+        check_space(instances=1, max_body=MAX_BODY)
     except UserError as error:
         return error
     return None

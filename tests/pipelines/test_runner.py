@@ -7,6 +7,7 @@ import random
 import signal
 import sys
 import time
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
@@ -22,6 +23,7 @@ from pipelines.engine.store import KEEP_UNFINISHED, Store, lock
 from pipelines.file.config import load_pipeline
 from pipelines.runs.finished import open_run
 from pipelines.stages.benchmark.config import BenchmarkConfig
+from pipelines.stages.deploy.config import DeployConfig
 from tests.pipelines import toys
 from tests.pipelines.processes import start, until, wait
 from tests.pipelines.toys import tree
@@ -223,6 +225,14 @@ def test_a_benchmark_on_a_gpu_needs_a_torch_that_finds_it(monkeypatch):
         check_environment([entry])
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     check_environment([entry])
+
+
+@pytest.mark.skipif(find_spec("pytriton") is None, reason="nvidia-pytriton is not installed")
+def test_too_little_shared_memory_for_the_server_is_told_before_a_run(monkeypatch):
+    """A small /dev/shm (Docker's default is 64 MiB) would end the run at the deploy, after the training."""
+    monkeypatch.setattr("os.statvfs", lambda path: SimpleNamespace(f_bavail=1024, f_frsize=4096))
+    with pytest.raises(UserError, match=r"E739 stage 'deploy' starts a server: /dev/shm has 4\.0 MiB free.*--shm-size=256m"):
+        check_environment([Entry("deploy", "deploy", DeployConfig())])
 
 
 @pytest.mark.parametrize(
