@@ -241,13 +241,16 @@ def hub(tmp_path, monkeypatch):
     library.exceptions = types.SimpleNamespace(DatasetGenerationError=type("DatasetGenerationError", (Exception,), {}))
     library.answer, library.calls = Rows([]), []
 
-    def load_dataset(*arguments, **options):
-        library.calls.append((*arguments, options["split"], options["streaming"]))
+    def streamed(*arguments):
+        library.calls.append(arguments)
         if isinstance(library.answer, Exception):
             raise library.answer
         return library.answer
 
-    library.load_dataset = load_dataset
+    def load_dataset_builder(*arguments):
+        return types.SimpleNamespace(config=None, as_streaming_dataset=lambda split: streamed(*arguments, split))
+
+    library.load_dataset_builder = load_dataset_builder
     monkeypatch.setitem(sys.modules, "datasets", library)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return library
@@ -266,7 +269,7 @@ def test_a_split_is_read_once_into_a_file_that_reads_as_any_other(hub, tmp_path)
     path = fetch(wanted, seen.append)
     assert [json.loads(line) for line in path.read_text().splitlines()] == hub.answer.rows[:2] and seen == [1, 2]
     assert read(path).label_names == ["0", "1"]
-    assert fetch(wanted) == path and hub.calls == [("owner/name", "config", "train", True)]
+    assert fetch(wanted) == path and hub.calls == [("owner/name", "config", "train")]
     with pytest.raises(UserError, match=r"E207 .*train.jsonl:3: column 'label' holds nothing"):  # -1 marks a hidden label
         read(fetch(parse("hub:owner/name:config/train", tmp_path)))
 
@@ -399,6 +402,125 @@ def test_a_folder_laid_out_as_on_the_hub_is_read_anew_each_time(arrow, tmp_path,
     ):
         with pytest.raises(UserError, match=says):
             fetch(parse(reference, tmp_path))
+
+
+def card_of(**columns) -> str:
+    """The card of a data set that declares the types of its columns."""
+    features = [{"name": name, "dtype": kind} for name, kind in columns.items()]
+    return f"---\n{json.dumps({'dataset_info': {'features': features}})}\n---\n"
+
+
+def lines_of(*rows) -> str:
+    return "".join(f"{json.dumps(row)}\n" for row in rows)
+
+
+CLASSES = {"class_label": {"names": {"0": "no", "1": "yes"}}}
+DATES = [{"text": "a", "target": "2009-06-15", "score": 1}, {"text": "b", "target": "2009-06-16 00:00:00", "score": 2.5}]
+AS_WRITTEN = {
+    "dates and numbers of JSON": ({"train.jsonl": lines_of(*DATES)}, DATES),
+    "a list of objects": ({"train.json": json.dumps(DATES, indent=1)}, DATES),
+    "a list of texts": ({"train.json": json.dumps(["2009-06-15", "b"])}, [{"text": "2009-06-15"}, {"text": "b"}]),
+    "a byte order mark": ({"train.jsonl": "\ufeff" + lines_of(*DATES)}, DATES),
+    "two files": ({"train-1.jsonl": lines_of(DATES[0]), "train-2.jsonl": lines_of(DATES[1])}, DATES),
+    "several types in a column": (
+        {"train.jsonl": lines_of({"text": "a", "target": "1"}, {"text": "b", "target": ["x"]})},
+        [{"text": "a", "target": "1"}, {"text": "b", "target": ["x"]}],
+    ),
+    "JSON with declared types": (
+        {
+            "train.jsonl": lines_of({"label": "yes", "text": 7, "score": 3.8}, {"label": None, "text": "2009-06-15"}),
+            "README.md": card_of(label=CLASSES, text="string", score="float32"),
+        },
+        [{"label": 1, "text": "7", "score": 3.8}, {"label": None, "text": "2009-06-15"}],
+    ),
+    "cells of CSV": (
+        {"train.csv": 'text,label,score\n"a, b",None,01\nNA,null,12.50\ntrue,nan,\n'},
+        [
+            {"text": "a, b", "label": "None", "score": "01"},
+            {"text": "NA", "label": "null", "score": "12.50"},
+            {"text": "true", "label": "nan", "score": None},
+        ],
+    ),
+    "CSV with declared types": (
+        {
+            "train.csv": "text,label,score\n01,yes,1\nNone,0,2.50\n2009-06-15,,\n",
+            "README.md": card_of(text="string", label=CLASSES, score="float32"),
+        },
+        [
+            {"text": "01", "label": 1, "score": 1.0},
+            {"text": "None", "label": 0, "score": 2.5},
+            {"text": "2009-06-15", "label": None, "score": None},
+        ],
+    ),
+    "quotes in TSV": (
+        {"train.tsv": 'text\tlabel\n"a\t1\nb"\t0\n'},
+        [{"text": '"a', "label": "1"}, {"text": 'b"', "label": "0"}],
+    ),
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Writes a folder laid out as on the hub; needs the library itself."""
+    pytest.importorskip("datasets")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "set").mkdir()
+
+    def write(files: dict[str, str]) -> Path:
+        for name, text in files.items():
+            (tmp_path / "set" / name).write_text(text)
+        return tmp_path / "set"
+
+    return write
+
+
+@pytest.mark.parametrize(("files", "rows"), AS_WRITTEN.values(), ids=AS_WRITTEN)
+def test_rows_of_a_data_set_are_as_its_files_have_them(folder, tmp_path, files, rows):
+    """Not as pyarrow and pandas infer them; what the data set declares holds."""
+    folder(files)
+    path = fetch(parse("hub:./set/train", tmp_path))
+    assert [json.loads(line) for line in path.read_text().splitlines()] == rows
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ({"train.json": '{\n"text": ["a", "b"]}'}, "ValueError: JSON that is neither one object a line nor a list of objects"),
+        ({"train.jsonl": lines_of({"text": "a"}, ["b"])}, "ValueError: a row of JSON that is not an object"),
+        ({"train.jsonl": '{"text": "a"}\n{"text": '}, "JSONDecodeError: "),
+        (
+            {"train.jsonl": lines_of({"label": "maybe"}), "README.md": card_of(label=CLASSES)},
+            "ValueError: Invalid string class label maybe",
+        ),
+        ({"data.arrow": "", "state.json": "{}"}, "ValueError: a folder that `save_to_disk` wrote"),
+    ],
+)
+def test_files_of_a_data_set_that_are_no_rows_are_told(folder, tmp_path, files, says):
+    folder(files)
+    with pytest.raises(UserError, match=rf"E232 .*this split of it cannot be read \({says}"):
+        fetch(parse("hub:./set/train", tmp_path))
+    assert cached(tmp_path) == []
+
+
+def test_columns_that_hold_images_are_left_out_and_those_of_mixed_json_are_not(arrow, folder, tmp_path):
+    datasets = pytest.importorskip("datasets")
+    from pyarrow import parquet
+
+    image, mixed = datasets.Image(), datasets.Json()
+    features = datasets.Features(
+        {"target": mixed, "turns": [mixed], "pictures": [image], "inner": {"picture": image, "name": datasets.Value("string")}}
+    )
+    stored = [{"bytes": b"x", "path": "a.png"}]
+    columns = {
+        "target": ["1", '["x"]'],
+        "turns": [['{"a": 1}', '{"b": 2}'], []],
+        "pictures": [stored, stored],
+        "inner": [{"picture": stored[0], "name": "a"}] * 2,
+    }
+    table = datasets.table.table_cast(arrow.table(columns), features.arrow_schema)
+    parquet.write_table(table, folder({}) / "train.parquet")
+    rows = [row for _, row in read_rows(fetch(parse("hub:./set/train", tmp_path)))]
+    assert rows == [{"target": 1, "turns": [{"a": 1}, {"b": 2}]}, {"target": ["x"], "turns": []}]
 
 
 # --- GLUE ---

@@ -26,6 +26,7 @@ from compressor.digests import Mark, mark_of, settled
 from compressor.errors import UserError
 from compressor.tasks.sources import needed
 from compressor.tasks.sources.content import DATA, WHERE_PATHS_BEGIN
+from compressor.tasks.sources.hub_rows import rows_as_written
 from compressor.tasks.sources.parquet_rows import shortest, text_of
 from compressor.text_files import from_home, in_units, written_as_path
 
@@ -37,6 +38,8 @@ PATTERN = re.compile(
 REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of a full disk, a full quota and `ulimit -f`."""
+READING = 2
+"""Number of the way in which rows are read, raised where it changes: what the cache has from an earlier way is read again."""
 _READ: dict[Path, tuple[dict[Path, Mark], Mark | None]] = {}
 """The splits of local folders that this process has read: file in the cache -> marks of the folder's files, and its own."""
 Say = Callable[[int], None]
@@ -58,8 +61,8 @@ class HubSplit:
     def path(self) -> Path:
         """The file in the cache: of this data set, config, split and number of rows."""
         # absolute: a relative one is of the current folder, and paths of a task are of the pipeline's
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "compress", "data").absolute()
-        marked = f"-{hashlib.sha256(self.place.encode()).hexdigest()[:8]}" if self.local else ""
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "compress", "data", str(READING)).absolute()
+        marked = f"-{hashlib.sha256(os.fsencode(self.place)).hexdigest()[:8]}" if self.local else ""
         name = f"{Path(self.place).name}{marked}" if self.local else self.place.replace("/", "--")
         ending = "" if self.rows is None else f"-first-{self.rows}"
         return base / name / (self.config or "default") / f"{self.split}{ending}.jsonl"
@@ -99,10 +102,10 @@ def fetch(wanted: HubSplit, say: Say = lambda rows: None) -> Path:
         return wanted.path
     datasets = needed("datasets", "a data set of the hub", wanted.reference)
     with _reachable(datasets, wanted):
-        rows = datasets.load_dataset(wanted.place, wanted.config, split=wanted.split, streaming=True)
-        features = rows.features or {}
-        if media := [name for name in features if hasattr(features[name], "decode_example")]:  # images, sound: never decoded
-            rows = rows.decode(False).remove_columns(media)
+        if wanted.local and os.path.isfile(os.path.join(wanted.place, "state.json")):
+            raise ValueError("a folder that `save_to_disk` wrote; `push_to_hub` or `to_parquet` write one that is read")
+        builder = datasets.load_dataset_builder(wanted.place, wanted.config)
+        rows, features = rows_as_written(builder, wanted.split)
     _write(_plain_rows(rows, features, datasets, wanted), wanted, say)
     if wanted.local and _marks(wanted) == marks and settled(marks.values(), now):
         _READ[wanted.path] = marks, mark_of(wanted.path)

@@ -1,0 +1,129 @@
+"""Rows of a data set of the hub as its files have them.
+
+`datasets` gives JSON and CSV the types that pyarrow and pandas infer: the text "2009-06-15" becomes a time, "01" a number, and
+the class "None" a missing value. So JSON is decoded here, and a column of CSV is text unless the data set declares its type.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from compressor.tasks.sources import needed
+
+Row = dict[str, Any]
+
+
+def rows_as_written(builder: Any, split: str) -> tuple[Iterable[Row], Mapping[str, Any]]:
+    """(rows of a split, features by column) of a builder of `datasets`; without columns that hold images or sound.
+
+    Raises what the library raises, and ValueError for JSON that is no rows.
+    """
+    kind = type(builder.config).__name__
+    if kind == "JsonConfig":
+        declared = builder.info.features or {}
+        rows = _json_rows(builder, split)
+        return ({name: _as_declared(declared.get(name), row[name]) for name in row} for row in rows), declared
+    if kind == "CsvConfig":
+        _keep_cells(builder, split)
+    rows = builder.as_streaming_dataset(split)
+    features = rows.features or {}
+    kept = {name: feature for name, feature in features.items() if not _has_media(feature)}
+    if len(kept) < len(features):
+        # a column that is left out is never decoded; JSON in another one is
+        rows = rows.decode(False).select_columns(list(kept)).cast(type(features)(kept))
+    return rows, kept
+
+
+def _has_media(feature: Any) -> bool:
+    """Whether a feature is an image, sound or the like, or holds one."""
+    if isinstance(feature, dict):
+        return any(map(_has_media, feature.values()))
+    if (inner := getattr(feature, "feature", None)) is not None:  # of a list
+        return _has_media(inner)
+    return hasattr(feature, "decode_example") and type(feature).__name__ != "Json"
+
+
+def _keep_cells(builder: Any, split: str) -> None:
+    """Let a builder of CSV read cells as they are written, in columns that are declared as text or classes, or not at all."""
+    config, declared = builder.config, builder.info.features
+    if config.sep == "\t" and config.quoting == csv.QUOTE_MINIMAL:
+        config.quoting = csv.QUOTE_NONE  # as in every other .tsv file
+    if declared is None:
+        config.keep_default_na = False
+        names = list(next(iter(builder.as_streaming_dataset(split)), ()))
+    else:
+        names = [name for name, feature in declared.items() if _is_text(feature) or _is_class(feature)]
+    config.converters = dict.fromkeys(names, _cell)
+
+
+def _cell(text: str) -> str | None:
+    """A cell as it is written; an empty one is missing."""
+    return text or None
+
+
+def _json_rows(builder: Any, split: str) -> Iterator[Row]:
+    """The rows of JSON files: one object a line, or one list of objects or texts a file. Raises ValueError for others."""
+    config = builder.config
+    text = needed("datasets.packaged_modules.text.text", "a data set of the hub", "")
+
+    def texts(sample: str) -> Iterator[str]:
+        reader = text.Text(
+            data_files=config.data_files,
+            base_path=builder.base_path,
+            token=builder.token,
+            encoding="utf-8-sig" if config.encoding == "utf-8" else config.encoding,  # without a byte order mark
+            encoding_errors=config.encoding_errors,
+            sample_by=sample,
+        )
+        return (row["text"] for row in reader.as_streaming_dataset(split) if row["text"].strip())
+
+    if config.field is None and _is_object(next(texts("line"), "")):
+        rows = map(json.loads, texts("line"))
+    else:
+        rows = (row for text in texts("document") for row in _listed(json.loads(text), config.field))
+    for row in rows:
+        if not isinstance(row, dict):
+            raise ValueError("a row of JSON that is not an object")
+        yield row
+
+
+def _is_object(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
+def _listed(document: Any, field: str | None) -> Iterator[Any]:
+    """The rows in a document, or in a field of it."""
+    rows = document if field is None else document[field]
+    if not isinstance(rows, list):
+        raise ValueError("JSON that is neither one object a line nor a list of objects")
+    return ({"text": row} if isinstance(row, str) else row for row in rows)
+
+
+def _as_declared(feature: Any, value: Any) -> Any:
+    """A value of JSON as its data set declares it: the name of a class is its number, and what is declared as text is text.
+
+    Raises ValueError for a class that is not declared.
+    """
+    if value is None:
+        return None
+    if isinstance(feature, dict) and isinstance(value, dict):
+        return {name: _as_declared(feature.get(name), inner) for name, inner in value.items()}
+    if isinstance(value, list) and hasattr(feature, "feature"):
+        return [_as_declared(feature.feature, inner) for inner in value]
+    if _is_class(feature) and isinstance(value, str | int):
+        return feature.encode_example(value)
+    return json.dumps(value, ensure_ascii=False) if _is_text(feature) and not isinstance(value, str) else value
+
+
+def _is_class(feature: Any) -> bool:
+    return type(feature).__name__ == "ClassLabel"
+
+
+def _is_text(feature: Any) -> bool:
+    return getattr(feature, "dtype", None) in ("string", "large_string")
