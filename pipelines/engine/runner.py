@@ -41,7 +41,7 @@ from pipelines.file.config import Pipeline, with_place
 from pipelines.reporting.format import human_seconds
 from pipelines.terminal.capture import captured, real_stdout
 from pipelines.terminal.last_resort import coded
-from pipelines.terminal.plain_console import PlainConsole
+from pipelines.terminal.plain_console import PlainConsole, can_move
 from pipelines.terminal.progress import Display
 
 IN_USE = "waiting for another run, which uses the artifact that this one replaces"
@@ -144,7 +144,7 @@ class _RunConsole(PlainConsole):
 
 def _console() -> Console:
     stream = real_stdout()
-    return _RunConsole(file=stream, width=None if stream.isatty() else 120)
+    return _RunConsole(file=stream, width=None if stream.isatty() else 120, force_terminal=can_move(stream))
 
 
 def _execute(run: Run, console: Console) -> RunResult:

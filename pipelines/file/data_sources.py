@@ -3,6 +3,7 @@ validated, so that nothing behind this door has to tell them from a user's files
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from compressor.tasks import TaskConfig
 from compressor.tasks.sources.glue import PREFIX, glue_keys
 from compressor.tasks.sources.hub_set import HubSplit, fetch, is_hub, parse
 from pipelines.file.yaml_source import KeyPath, YamlSource
-from pipelines.terminal.plain_console import PlainConsole
+from pipelines.terminal.plain_console import PlainConsole, can_move
 
 QUIET_SECONDS = 10
 """Off a terminal, lines about rows that were read are at least this far apart."""
@@ -124,7 +125,7 @@ def _texts_in(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
 @contextmanager
 def _progress(split: HubSplit) -> Iterator[Callable[[int], None]]:
     """Context with a function to be told the number of rows so far: a bar on a terminal, else a line now and then."""
-    console = PlainConsole(stderr=True)
+    console = PlainConsole(stderr=True, force_terminal=can_move(sys.stderr))
     last = time.monotonic()
 
     def print_sometimes(rows: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 
@@ -12,3 +12,9 @@ class PlainConsole(Console):
 
     def __init__(self, **options: Any):
         super().__init__(emoji=False, **options)
+
+
+def can_move(stream: TextIO) -> bool:
+    """Whether what is written to a stream can be written over: on a terminal that takes escape sequences, so not with
+    TERM=dumb. FORCE_COLOR asks for colours in a file too, and rich takes every stream for a terminal then."""
+    return stream.isatty() and Console(file=stream).is_interactive

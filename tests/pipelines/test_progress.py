@@ -1,6 +1,7 @@
 """The display off a terminal, where it must be sparing, and on one."""
 
 import io
+import os
 import re
 import threading
 import time
@@ -8,7 +9,11 @@ import time
 import pytest
 from rich.console import Console
 
+from compressor.tasks.sources.hub_set import parse
+from pipelines.engine.runner import _console
+from pipelines.file.data_sources import _progress
 from pipelines.reporting.format import human_seconds
+from pipelines.terminal.plain_console import can_move
 from pipelines.terminal.progress import Display
 
 
@@ -100,3 +105,28 @@ def test_a_terminal_keeps_one_line_a_stage():
     shown = stream.getvalue()
     assert "training [all]" in shown and "50%" in shown and "loss 0.5" in shown
     assert "[1/2] tune    done in 3 s\n" in shown
+
+
+@pytest.mark.parametrize(("term", "moves"), [("xterm", True), ("dumb", False), ("unknown", False)])
+def test_what_moves_needs_a_terminal_that_can(monkeypatch, tmp_path, term, moves):
+    monkeypatch.setenv("TERM", term)
+    for colours in (None, "1"):
+        if colours:
+            monkeypatch.setenv("FORCE_COLOR", colours)
+        keyboard, screen = os.openpty()
+        with os.fdopen(screen, "w") as terminal, (tmp_path / "log").open("w") as file:
+            assert (can_move(terminal), can_move(file)) == (moves, False)
+        os.close(keyboard)
+
+
+def test_forced_colours_move_nothing_in_a_file(monkeypatch, capfd, tmp_path):
+    """As on CI, where the log would get every frame of a spinner in place of a line now and then."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr("pipelines.file.data_sources.QUIET_SECONDS", 0)
+    display = Display(_console(), 9, 6)
+    with display.stage(2, "tune"), display.bar("training", 2) as bar:
+        bar.advance()
+        display.result("done")
+    with _progress(parse("hub:owner/name/train", tmp_path)) as say:
+        say(5)
+    assert capfd.readouterr() == ("[2/9] tune    done\n", "hub:owner/name/train: 5 rows\n")

@@ -211,6 +211,8 @@ def test_a_sweep_over_seeds(project, out, compress):
         "| tune | accuracy | 3 | 0.3000 | 0.2646 | 0.1000 | 0.6000 | 0.1000 0.2000 0.6000 |"
         in (folder / "sweep.md").read_text()
     )
+    note = "Metrics are of all validation rows or the named file; std is the standard deviation of the sample (n − 1)."
+    assert all(note in (folder / f"sweep.{form}").read_text() for form in ("md", "html"))
     written, store = [(folder / name).read_bytes() for name in ("sweep.json", "sweep.md", "sweep.html")], tree(out / ".store")
     content = json.loads(written[0])
     assert [one["repeat"] for one in content["trials"]] == [{"seed": seed} for seed in range(3)]
@@ -273,6 +275,15 @@ def test_another_engine_gets_the_jobs_and_a_function(project, out):
         return in_turn(jobs[::-1], perform)
 
     assert go(project, out, engine=backwards).spreads[0].values == tuple(VALUES.values())
+
+
+def test_forced_colours_make_no_table_of_trials_in_a_file(project, out, compress, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr(
+        "pipelines.cli.work.sweep_work.engine_of", lambda *options: lambda jobs, perform: in_turn(jobs, perform)
+    )
+    code, shown, _ = compress("sweep", project, "--seeds", 2, "--out", out)
+    assert code == 0 and "trial 2 of 2: seed-1\n" in shown and "\033[?25l" not in shown, "the cursor is hidden beside a table"
 
 
 def test_combinations_are_compared_over_equal_seeds(project, out):

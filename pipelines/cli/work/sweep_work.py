@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +28,7 @@ from pipelines.sweeps.table_file import Grid, read_table
 from pipelines.sweeps.trial_events import Engine, in_turn
 from pipelines.sweeps.worker_processes import in_processes
 from pipelines.terminal.console_table import table
-from pipelines.terminal.plain_console import PlainConsole
+from pipelines.terminal.plain_console import PlainConsole, can_move
 
 
 def sweep(
@@ -59,7 +60,7 @@ def sweep(
     if dry_run:
         _show_preview(preview_sweep(path, plan, overrides=settings, **options))
         return
-    console = None if runs is in_turn else PlainConsole()
+    console = None if runs is in_turn else PlainConsole(force_terminal=can_move(sys.stdout))
     result = run_all(path, plan, overrides=settings, say=click.echo, console=console, engine=runs, **options)
     show(result)
 
