@@ -77,7 +77,18 @@ def check_inputs(pipeline: Pipeline) -> Ready:
     if faults := list(_stage_faults(ready)):
         raise UserErrors(faults)
     files |= {file: sha256_kept(file) for entry in pipeline.stages for file in entry.row.beside.files_of(entry.config).values()}
+    if odd := [file for file in files if not _is_unicode(file)]:
+        what, fix = "its path is not UTF-8: no lock file can name it", "Rename the file or its folder, or copy it elsewhere"
+        raise UserErrors([UserError("E201", what, fix, str(file)) for file in odd])
     return ready
+
+
+def _is_unicode(path: Path) -> bool:
+    """Whether a path is UTF-8: safetensors opens no other, and YAML holds no other."""
+    try:
+        return bool(str(path).encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def copied_digests(base: Path) -> dict[str, str]:
@@ -231,6 +242,7 @@ def make_plans(ready: Ready) -> list[Plan]:
 
 LONGEST_NAME = 255
 """Longest file name in bytes on the file systems of Linux and macOS; suffixes add up to 24 (`.NAME.new`, a fingerprint)."""
+OTHER_OUT = "Choose another folder with --out"
 
 
 def check_folder(out: Path, name: str, files: Sequence[str] = ()) -> None:
@@ -238,11 +250,17 @@ def check_folder(out: Path, name: str, files: Sequence[str] = ()) -> None:
 
     Writes nothing.
     """
+    if not _is_unicode(out.absolute()):
+        raise UserError("E801", "the path is not UTF-8, and model files cannot be read there", OTHER_OUT, str(out))
     for part in (*Path(name).parts, *files):
         if len(os.fsencode(part)) + 24 > LONGEST_NAME:
             raise UserError("E801", f"'{part[:40]}...' is too long for a file's name", "Choose a shorter name or id", str(out))
     for folder in (out / name, out / name / "logs", out / STORE):
-        require_writable(folder, "Choose another folder with --out")
+        require_writable(folder, OTHER_OUT)
+
+
+INSTALLED_BY = {**EXTRAS, "nvidia-pytriton": "triton"}
+"""Package that a stage may need -> the extra of this project that installs it; the other packages come with the project."""
 
 
 def check_environment(entries: Sequence[Entry]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -79,6 +80,22 @@ def test_what_triton_lacks_stops_a_run_before_it_writes_anything(tmp_path, compr
         assert (code, shown) == (2, "") and re.match(told, error)
     assert tree(tmp_path) == before
     assert compress("check", write(stages=STAGES[:3]))[0] == 0, "nothing is deployed"
+
+
+@pytest.mark.parametrize("place", ["data", "out"])
+def test_a_path_that_is_not_utf_8_stops_a_run_before_it_writes_anything(tmp_path, compress, write, place):
+    """Not after all training: the folder of a model cannot be read there, and the lock file cannot name it."""
+    path, odd = write(stages=STAGES[:2]), tmp_path / os.fsdecode(b"caf\xe9")
+    odd.mkdir()
+    if place == "data":
+        path.write_text(path.read_text().replace("./model", str(tmp_path / "model")))
+        for file in (path, tmp_path / "train.tsv", tmp_path / "dev.tsv"):
+            file.rename(odd / file.name)
+        path = odd / path.name
+    before = tree(tmp_path)
+    code, shown, error = compress("run", path, "--out", (odd if place == "out" else tmp_path) / "runs")
+    assert (code, shown) == (2, "") and re.match(r"E801 .* the path is not|E201 .*train\.tsv: its path is not", error)
+    assert tree(tmp_path) == before
 
 
 def test_a_mark_that_is_cut_off_stops_a_run_before_it_writes_anything(tmp_path, compress, write):
