@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +15,36 @@ INSTRUCTIONS = (
 """Processor flags that decide which fp32, bf16 and int8 kernels are used, on x86 and ARM."""
 BF16 = ("amx_bf16", "avx512_bf16", "bf16")
 """Those that multiply in bf16: on x86, and on ARM the last."""
+LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS")
+"""Environment variables that keep oneDNN, PyTorch and MKL from kernels of some instruction sets."""
+CPUINFO = Path("/proc/cpuinfo")
+"""The file that describes every core of the machine; systems other than Linux have none."""
 CGROUP = Path("/sys/fs/cgroup")
 """Where control groups are mounted."""
 MEMBERSHIP = Path("/proc/self/cgroup")
 """The file that lists the control groups of this process."""
+MEMINFO = Path("/proc/meminfo")
+"""The file with the memory of the machine; systems other than Linux have none."""
 NO_LIMIT = 2**60
 """Control groups 1 write about 2^63 bytes where memory is not limited."""
 
 
 def processor() -> dict[str, Any]:
-    """What decides which of two files is faster: the processor's name, its relevant instruction sets, its cores.
+    """What decides which of two files is faster: the processor's name, its relevant instruction sets, its cores, and `limits`
+    (name -> value) where environment variables restrict the kernels.
 
-    A virtual machine may hide the name of the generation ("AMD EPYC"); the instruction sets identify it.
+    A virtual machine may hide the name of the generation ("AMD EPYC"); the instruction sets identify it. ARM has no names:
+    there it is the architecture and the numbers of the designer and of the design ("aarch64 0x41/0xd40").
     """
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
+    lines = CPUINFO.read_text().splitlines() if CPUINFO.is_file() else []
     cpuinfo = {key.strip(): value.strip() for key, _, value in reversed([line.partition(":") for line in lines])}
     flags = cpuinfo.get("flags", cpuinfo.get("Features", "")).split()
     instructions = [name for name in INSTRUCTIONS if name in flags]
-    return {"cpu": cpuinfo.get("model name", platform.machine()), "instructions": instructions, "cores": physical_cores()}
+    numbers = "/".join(cpuinfo[key] for key in ("CPU implementer", "CPU part") if key in cpuinfo)
+    name = cpuinfo.get("model name", f"{platform.machine()} {numbers}".strip())
+    limits = {variable: os.environ[variable] for variable in LIMITS if os.environ.get(variable)}
+    facts = {"cpu": name, "instructions": instructions, "cores": physical_cores()}
+    return {**facts, **({"limits": limits} if limits else {})}
 
 
 def weight_bits(instructions: Sequence[str] | None = None) -> int:
@@ -57,11 +69,17 @@ def default_threads() -> int:
 
 def physical_cores() -> int:
     """Number of cores that this process may use: hyper-threads count once, and a container's CPU quota limits it, too."""
-    allowed = os.sched_getaffinity(0)
+    allowed = allowed_cores()
     siblings = [Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list") for core in allowed]
     cores = len({path.read_text() for path in siblings}) if all(path.is_file() for path in siblings) else len(allowed)
     quota = cpu_quota()
     return cores if quota is None else max(1, min(cores, int(quota)))
+
+
+def allowed_cores() -> Collection[int]:
+    """Numbers of the logical cores that this process may run on: all, where the system does not say which."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return affinity(0) if affinity else range(os.cpu_count() or 1)
 
 
 def cpu_quota(root: Path = CGROUP, membership: Path = MEMBERSHIP) -> float | None:
@@ -76,11 +94,20 @@ def memory_limit(root: Path = CGROUP, membership: Path = MEMBERSHIP) -> int | No
     return min((limit for limit, _ in _memory_limits(root, membership)), default=None)
 
 
-def free_memory(root: Path = CGROUP, membership: Path = MEMBERSHIP) -> int:
-    """Bytes of memory that this process may still use: those of the machine, or fewer where its control groups allow less."""
-    meminfo = {words[0]: int(words[1]) * 1024 for words in _rows(Path("/proc/meminfo")) if len(words) > 1}
-    machine = meminfo.get("MemAvailable:", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"))
+def free_memory(root: Path = CGROUP, membership: Path = MEMBERSHIP, meminfo: Path = MEMINFO) -> int:
+    """Bytes of memory that this process may still use: those of the machine (all of its memory, where the system does not say
+    what is free), or fewer where its control groups allow less."""
+    available = [int(words[1]) * 1024 for words in _rows(meminfo) if words[:1] == ["MemAvailable:"]]
+    machine = available[0] if available else _pages() * os.sysconf("SC_PAGE_SIZE")
     return max(min([machine, *(limit - used for limit, used in _memory_limits(root, membership))]), 0)
+
+
+def _pages() -> int:
+    """Free pages of the machine's memory; all of them, where the system does not count the free ones."""
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES")
+    except ValueError:
+        return os.sysconf("SC_PHYS_PAGES")
 
 
 def _memory_limits(root: Path, membership: Path) -> list[tuple[int, int]]:

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from compressor.processor import BF16, cpu_quota, free_memory, memory_limit, physical_cores, processor
+from compressor.processor import BF16, allowed_cores, cpu_quota, free_memory, memory_limit, physical_cores, processor
 from export.runtimes.runtime_registry import RUNTIMES
 from pipelines.doctor.findings import FAULT, GIGABYTE, OK, WARNING, Finding
 from pipelines.engine.disk import existing_part
@@ -45,7 +45,7 @@ def threads() -> Iterator[Finding]:
     """Number of cores, and the thread settings in the environment."""
     cores, quota, requested = physical_cores(), cpu_quota(), os.environ.get("OMP_NUM_THREADS", "")
     limit = f", a quota of {quota:g} by the container" if quota else ""
-    yield Finding("cores", OK, f"{cores} to compute on, {len(os.sched_getaffinity(0))} of {os.cpu_count()} allowed{limit}")
+    yield Finding("cores", OK, f"{cores} to compute on, {len(allowed_cores())} of {os.cpu_count()} allowed{limit}")
     if requested and not (requested.split(",")[0].strip().isdecimal() and int(requested.split(",")[0]) > 0):
         yield Finding("OMP_NUM_THREADS", WARNING, f"{requested[:40]!r} is not a number of threads", "unset OMP_NUM_THREADS")
     elif requested and int(requested.split(",")[0]) > cores:

@@ -1,5 +1,6 @@
 """How many cores and how much memory are ours: what the environment and the container say counts, not what the machine has."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,35 @@ def test_omp_num_threads_is_respected(monkeypatch, said, threads):
     monkeypatch.setenv("OMP_NUM_THREADS", said)
     monkeypatch.setattr(processor, "physical_cores", lambda: 4)
     assert processor.default_threads() == threads
+
+
+def test_what_keeps_libraries_from_kernels_is_told(monkeypatch):
+    for name in processor.LIMITS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "")
+    without = processor.processor()
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    assert processor.processor() == {**without, "limits": {"ONEDNN_MAX_CPU_ISA": "AVX2"}} and "limits" not in without
+
+
+ARM = "processor\t: {}\nFeatures\t: fp asimd asimddp\nCPU implementer\t: 0x41\nCPU architecture: 8\nCPU part\t: {}\n\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        (ARM.format(0, "0xd40") + ARM.format(1, "0xd40"), "aarch64 0x41/0xd40"),
+        (ARM.format(0, "0xd0c") + ARM.format(1, "0xd40"), "aarch64 0x41/0xd0c"),
+        ("processor\t: 0\nmodel name\t: AMD EPYC\n", "AMD EPYC"),
+        ("processor\t: 0\n", "aarch64"),
+    ],
+)
+def test_a_processor_without_a_name_has_its_numbers(tmp_path, monkeypatch, text, name):
+    """Else the latency tables of all ARM processors with the same instructions and cores are one."""
+    (tmp_path / "cpuinfo").write_text(text)
+    monkeypatch.setattr(processor, "CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(processor.platform, "machine", lambda: "aarch64")
+    assert processor.processor()["cpu"] == name
 
 
 @pytest.mark.parametrize(
@@ -94,3 +124,21 @@ def test_memory_is_limited_by_every_control_group_above(tmp_path, membership, fi
     places = write_groups(tmp_path, membership, files)
     assert processor.memory_limit(*places) == limit
     assert processor.free_memory(*places) == free if limit else processor.free_memory(*places) > 10**6
+
+
+def test_a_system_that_tells_neither_the_cores_of_a_process_nor_free_memory(tmp_path, monkeypatch):
+    """All of them count; Linux alone tells both."""
+    monkeypatch.delattr("os.sched_getaffinity")
+    monkeypatch.setattr("os.cpu_count", lambda: 3)
+    assert list(processor.allowed_cores()) == [0, 1, 2] and 1 <= processor.physical_cores() <= 3
+    known = {name: os.sysconf(name) for name in ("SC_PAGE_SIZE", "SC_PHYS_PAGES")}
+
+    def sysconf(name):
+        if name not in known:
+            raise ValueError("unrecognized configuration name")
+        return known[name]
+
+    monkeypatch.setattr("os.sysconf", sysconf)
+    groups = write_groups(tmp_path, "", {})
+    everything = known["SC_PAGE_SIZE"] * known["SC_PHYS_PAGES"]
+    assert processor.free_memory(*groups, meminfo=tmp_path / "none") == everything > processor.free_memory(*groups)
