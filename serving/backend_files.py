@@ -5,18 +5,18 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import compressor
-import export
 from compressor.arguments import require_one_of
 
+# not by `import export`: where the current folder has a plain folder `export`, `python -m` and `-c` import that, without a file
+ROOT = Path(__file__).parents[1]
 BACKENDS = Path(__file__).parent / "backends"
 SHARED = (
     *sorted(BACKENDS.glob("*.py")),
     # how OpenVINO's files run, in a local session and on the server: both give equal logits
-    Path(export.__file__).parent / "runtimes" / "padded_model.py",
-    Path(compressor.__file__).parent / "tasks" / "first_tokens.py",
-    Path(compressor.__file__).parent / "tasks" / "kinds" / "best_spans.py",
-    Path(compressor.__file__).parent / "tasks" / "kinds" / "span_marks.py",
+    ROOT / "export" / "runtimes" / "padded_model.py",
+    ROOT / "compressor" / "tasks" / "first_tokens.py",
+    ROOT / "compressor" / "tasks" / "kinds" / "best_spans.py",
+    ROOT / "compressor" / "tasks" / "kinds" / "span_marks.py",
 )
 """Files that each backend's folder gets beside its model.py."""
 

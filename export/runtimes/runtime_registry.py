@@ -7,6 +7,7 @@ and reports drawn without torch or a runtime.
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -16,6 +17,12 @@ NAMES = ("onnxruntime", "openvino", "tensorrt")
 """The files of this folder that have a `RUNTIME`; the first is the default."""
 RUNTIMES: dict[str, Runtime] = {name: importlib.import_module(f"export.runtimes.{name}").RUNTIME for name in NAMES}
 """Every runtime by its name."""
+# OpenVINO and NNCF send usage data to Google Analytics by default, and transformers' exporters import both if they are
+# installed. They send nothing if the reporting module cannot be imported. Here rather than in export/__init__.py, which does
+# not run where `python -m` or `python -c` finds a plain folder `export` in the current one
+for _runtime in RUNTIMES.values():
+    for _module in _runtime.reporters:
+        sys.modules.setdefault(_module, None)
 RUNNABLE = tuple(name for name, runtime in RUNTIMES.items() if runtime.runs)
 """Names of those whose files are compared and timed here: what a pipeline may name."""
 CPU_RUNTIMES = tuple(name for name in RUNNABLE if "cpu" in RUNTIMES[name].devices())

@@ -159,6 +159,14 @@ def test_nobody_is_told():
     assert "MagicMock" in done.stdout and done.stdout.split()[-1] == "None"
 
 
+def test_nor_beside_a_plain_folder_called_export(tmp_path):
+    """`python -c` imports it instead of the package, whose `__init__.py` does not run."""
+    (tmp_path / "export").mkdir()
+    script = "import sys, export.runtimes.sessions; print(export.__file__, sys.modules['openvino_telemetry'])"
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["None", "None"]
+
+
 def attentions(path) -> int:
     """Number of attention operators in a file."""
     return sum(node.get_type_name() == "ScaledDotProductAttention" for node in openvino.Core().read_model(path).get_ops())

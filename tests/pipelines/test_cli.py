@@ -198,6 +198,19 @@ def test_a_terminal_that_is_not_utf_8_gets_every_result(encoding):
     assert (done.returncode, done.stderr) == (0, b"") and (rb"|\u03a9|" in done.stdout or "|Ω|".encode() in done.stdout)
 
 
+@pytest.mark.parametrize("name", ["export", "compressor"])
+def test_a_plain_folder_with_the_name_of_a_package(tmp_path, name):
+    """`python -m` and `python -c` import folders of the current one before a package that is installed from its source."""
+    (tmp_path / name).mkdir()
+    for command, code, error in (
+        (("-m", "pipelines.cli", "check", "none.yaml"), 2, "E110 no pipeline file 'none.yaml'"),
+        (("-c", "from serving.backend_files import copy_backend; copy_backend('compress_text', 'backends')"), 0, ""),
+    ):
+        done = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == code and done.stderr.startswith(error), done.stderr
+    assert (tmp_path / "backends" / "compress_text" / "padded_model.py").is_file()
+
+
 def test_what_an_encoding_lacks_is_escaped_as_in_json(monkeypatch):
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
     escape_unencodable()
