@@ -6,18 +6,20 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CUT := $(VENV)/.installing
 RECIPE ?= quickstart
-# cpu or gpu, never both; to change them: make clean install EXTRAS=gpu,triton,dev
-EXTRAS ?= cpu,openvino,triton,front,metrics,dev
+# cpu or gpu, never both; to change them: make clean install EXTRAS=gpu,triton,dev. The stamp keeps them for later installations
+DEFAULT_EXTRAS := cpu,openvino,triton,front,metrics,dev
+EXTRAS ?= $(or $(shell cat $(STAMP) $(CUT) 2>/dev/null),$(DEFAULT_EXTRAS))
 # the first of these that is 3.11 or 3.12 makes .venv
 PYTHON ?= python3 python3.12 python3.11 /usr/bin/python3
 # tests in as many processes as there are cores, up to 4; a file stays in one, because its tests share what they set up
 WORKERS ?= -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 
-# idle threads that spin take the cores from the ones that work; models come from packages, never from a hub
+# idle threads that spin take the cores from the ones that work
 export OMP_WAIT_POLICY := PASSIVE
 export GOMP_SPINCOUNT := 0
-export HF_HUB_OFFLINE := 1
+# models of tests come from packages, never from a hub
+test test-full: export HF_HUB_OFFLINE := 1
 
 .PHONY: help install run test test-full lint clean
 
@@ -26,11 +28,11 @@ help: ## show this list
 
 install: $(STAMP) ## make .venv and install the project into it
 
-# The stamp is written last, so an interrupted installation is taken up by the next make. It starts from an empty .venv:
-# pip takes a half-copied package for an installed one.
+# The stamp is written last, so an interrupted installation is taken up by the next make, with the same extras. It starts from
+# an empty .venv: pip takes a half-copied package for an installed one.
 $(STAMP): pyproject.toml constraints.txt
 	@rm -f $@; if [ -e $(CUT) ] || ! $(BIN)/python -m pip --version >/dev/null 2>&1; then $(make_environment); fi
-	@touch $(CUT)
+	@echo '$(EXTRAS)' >$(CUT)
 	@echo "Installing into $(VENV): torch, then the rest (some minutes the first time)"
 	@$(PIP) "$$(grep '^torch==' constraints.txt)"
 	@$(PIP) -c constraints.txt -e '.[$(EXTRAS)]'
