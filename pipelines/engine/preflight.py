@@ -272,8 +272,8 @@ def check_environment(entries: Sequence[Entry]) -> None:
         extras = stage.extras(entry.config)
         missing = [name for name, version in package_versions(stage, extras).items() if not version]
         for name in missing:
-            fix = install(EXTRAS[name]) if name in extras else f"Install it: pip install {name}"
-            faults[name] = UserError("E901", f"stage '{entry.id}' needs the package {name}", fix)
+            fix = install(INSTALLED_BY[name]) if name in INSTALLED_BY else f"Install it: pip install {name}"
+            faults.setdefault(name, UserError("E901", f"stage '{entry.id}' needs the package {name}", fix))
         if stage.serves and not missing and (fault := server_fault()):
             what = f"stage '{entry.id}' starts a server: {fault.what}"
             faults["triton"] = UserError(fault.code, what, f"{fault.fix}. Or leave out the stage", fault.where)

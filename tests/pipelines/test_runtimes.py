@@ -5,8 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from compressor.errors import CheckError, UserError
+from compressor.errors import CheckError, UserError, UserErrors
 from compressor.tasks.task_kind import kind_of
+from pipelines.engine import environment
 from pipelines.engine.preflight import check_environment
 from pipelines.engine.runner import run_pipeline
 from pipelines.engine.stage import Artifact, BaseModelReference, Entry, Inputs
@@ -260,9 +261,18 @@ def test_what_is_measured_is_what_was_exported_and_what_is_reported_was_measured
 
 
 def test_times_are_those_of_one_processor(monkeypatch):
-    here = benchmark.STAGE.surroundings(benchmark.BenchmarkConfig())
+    def found(**config):
+        return benchmark.STAGE.surroundings(benchmark.BenchmarkConfig(**config))
+
+    monkeypatch.setattr("export.latency.machine_limits.last_level_caches", lambda: [2**25])
+    here = found()
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")
+    assert found() == {**here, "limits": {**here.get("limits", {}), "ATEN_CPU_CAPABILITY": "avx2"}} != here
     monkeypatch.setattr("compressor.processor.physical_cores", lambda: 1000)
-    assert benchmark.STAGE.surroundings(benchmark.BenchmarkConfig()) != here
+    assert found()["cores"] == 1000 != here["cores"]
+    # a smaller buffer was copied there, and its rate taken for the memory's
+    monkeypatch.setattr("export.latency.machine_limits.last_level_caches", lambda: [2**25] * 12)
+    assert found()["caches"] == 12 * 2**25 and "caches" not in found(machine_limits=False) | found(device="cuda") | here
     assert benchmark.STAGE.device(benchmark.BenchmarkConfig(device="cuda")) == "cuda"
 
 
@@ -272,11 +282,28 @@ def test_openvino_is_not_measured_on_cuda():
 
 
 def test_a_missing_extra_is_named_where_the_config_needs_it(monkeypatch):
-    import pipelines.engine.environment
-
-    found, missing = pipelines.engine.environment.distribution, {"nncf", "openvino", "tensorrt"}
-    monkeypatch.setattr(pipelines.engine.environment, "distribution", lambda name: None if name in missing else found(name))
+    found, missing = environment.distribution, {"nncf", "openvino", "tensorrt"}
+    monkeypatch.setattr(environment, "distribution", lambda name: None if name in missing else found(name))
     check_environment([entry(export)])
     check_environment([entry(deploy)])
     with pytest.raises(UserError, match=r"E901 stage 'export' needs the package (nncf|openvino). Run: .*\[openvino\]'"):
         check_environment([BOTH])
+
+
+@pytest.mark.parametrize(
+    ("package", "modules", "stage", "fix"),
+    [
+        ("onnxruntime", (export, deploy, benchmark), "export", "Run: pip install 'compress-pipeline[cpu]'"),
+        ("onnxruntime", (benchmark,), "benchmark", "Run: pip install 'compress-pipeline[cpu]'"),
+        ("nvidia-pytriton", (deploy,), "deploy", "Run: pip install 'compress-pipeline[triton]'"),
+        ("plotly", (report,), "report", "Install it: pip install plotly"),
+    ],
+)
+def test_a_missing_package_is_told_once_with_what_installs_it(monkeypatch, package, modules, stage, fix):
+    """By the first stage that needs it."""
+    found = environment.distribution
+    monkeypatch.setattr(environment, "distribution", lambda name: None if name == package else found(name))
+    with pytest.raises(UserErrors) as raised:
+        check_environment([entry(module) for module in modules])
+    (fault,) = raised.value.errors
+    assert str(fault) == f"E901 stage '{stage}' needs the package {package}. {fix}"
