@@ -346,7 +346,7 @@ Example: compress init data/
 @click.option("--label", metavar="COL", help="The column of the labels.")
 @click.option("--kind", type=TaskKindName(), help="The kind of task, as task.kind in a pipeline.")
 @click.option(
-    "--rows", type=click.IntRange(0), help=f"Train on about so many rows; 0 for all.  [default: {ROWS} of {MANY} or more]"
+    "--rows", type=click.IntRange(0), help=f"Train on about so many rows; 0 for all.  [default: {ROWS} of more than {MANY}]"
 )
 @click.option(
     "--out", type=click.Path(path_type=Path, dir_okay=False), default=Path("pipeline.yaml"), show_default=True, help="The file."

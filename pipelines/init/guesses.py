@@ -19,7 +19,7 @@ from compressor.tasks.reading import WORD_FILES
 from pipelines.init.cell_labels import LABELS_IN
 from pipelines.init.column_names import LABELS, PAIRS, PROMPTS, TAGS, TEXTS, WORDS
 from pipelines.init.data_files import NUMBER, DataTable
-from pipelines.init.list_guesses import answer_columns, choice_columns, is_labels, list_column, marked_columns
+from pipelines.init.list_guesses import answer_columns, are_tags, choice_columns, labels_of, list_column, marked_columns
 
 MOST_CLASSES, MOST_GRADES = 200, 20
 """Largest number of distinct words, and of distinct integers, in a column of classes."""
@@ -67,6 +67,12 @@ class DataColumn:
     @cached_property
     def lists(self) -> bool:
         return any(isinstance(value, list | dict) for value in self.values)
+
+    @cached_property
+    def members(self) -> DataColumn:
+        """The column with each text of a list as a value of its own."""
+        lists = [value if isinstance(value, list) else [value] for value in self.values]
+        return DataColumn(self.name, [text for texts in lists for text in texts])
 
     @cached_property
     def numbers(self) -> bool:
@@ -123,7 +129,7 @@ def guess(table: DataTable, text: Sequence[str] = (), label: str | None = None, 
             fix = f"Did you mean '{near[0]}'?" if near else f"The file has: {', '.join(columns)}"
             raise UserError("E205", f"no column '{name}'", fix, str(table.path))
     given: dict[str, str] = {}
-    if kind == "tokens" or (kind is None and _is_tagged(table, columns)):
+    if kind == "tokens" or (kind is None and _is_tagged(table, columns, text, label)):
         return _tagged(table, columns, text, label)
     if not (text and label):
         prompt_columns = None if label or text or kind not in (None, *GENERATED) else _prompted(columns, kind)
@@ -156,17 +162,30 @@ def guess(table: DataTable, text: Sequence[str] = (), label: str | None = None, 
     return Guess(kind, text, label, {"kind": why_kind, "text": why_text, "label": why_label})
 
 
-def _is_tagged(table: DataTable, columns: dict[str, DataColumn]) -> bool:
-    lists = sum(all(isinstance(value, list) for value in column.values) for column in columns.values())
-    return not table.copy and (ending(table.path) in WORD_FILES or lists > 1)
+def _is_tagged(table: DataTable, columns: dict[str, DataColumn], text: Sequence[str], label: str | None) -> bool:
+    """Whether the rows are words with tags: a file of words, or two columns of lists, either of tags as they are spelt, or by
+    their names and of equal lengths in every row."""
+    if table.copy or ending(table.path) in WORD_FILES:
+        return not table.copy
+    lists = {name: column.values for name, column in columns.items() if all(isinstance(v, list) for v in column.values)}
+    words, tags = _words_and_tags(columns, text, label)
+    if words in lists and tags in lists:
+        return are_tags(lists[tags]) or list(map(len, lists[words])) == list(map(len, lists[tags]))
+    return not text and not label and len(lists) > 1 and any(map(are_tags, lists.values()))
+
+
+def _words_and_tags(columns: dict[str, DataColumn], text: Sequence[str], label: str | None) -> tuple[str | None, str | None]:
+    """The columns of words and of tags: those given, else by their names, among those with lists where there are some."""
+    names = [name for name, column in columns.items() if column.lists] or list(columns)
+    words = text[0] if text else _named(WORDS, names)
+    return words, label or _named(TAGS, [name for name in names if name != words])
 
 
 def _tagged(table: DataTable, columns: dict[str, DataColumn], text: Sequence[str], label: str | None) -> Guess:
     """Guess for words with tags. Raises UserError E131 where no column has them, or the file has no tags."""
-    words = text[0] if text else _named(WORDS, columns)
-    tags = label or _named(TAGS, [name for name in columns if name != words])
+    words, tags = _words_and_tags(columns, text, label)
     if not words or not tags:
-        fix = "Name them: --text COLUMN --label COLUMN"
+        fix = "Name them: --text COLUMN --label COLUMN, or say what else the rows are: --kind KIND"
         raise UserError("E131", f"no columns of words and of tags among {', '.join(columns)}", fix, str(table.path))
     first = next((tag for row in columns[tags].values if isinstance(row, list) for tag in row if not is_tag(tag)), None)
     if first is not None and ending(table.path) in WORD_FILES:
@@ -184,7 +203,7 @@ def _prompted(columns: dict[str, DataColumn], kind: str | None) -> tuple[str, st
         if both is None:
             continue
         labels = [name for name in _all_named(LABELS, columns) if name != both[1] and columns[name].labels]
-        if (pair[0] == "prompt" or columns[both[1]].wordy) and (kind or not labels):
+        if (pair[0] == "prompt" or columns[both[1]].members.wordy) and (kind or not labels):
             return both
     return None
 
@@ -230,7 +249,7 @@ def _text(table: DataTable, columns: dict[str, DataColumn], label: str) -> tuple
 
 def _kind(table: DataTable, label: DataColumn) -> tuple[str, str]:
     """multilabel, regression or classification, by the labels. Raises UserError E131 if they fit none."""
-    if label.lists and all(map(is_labels, label.values)):
+    if label.values and all(labels_of(value) is not None for value in label.values):
         return "multilabel", f"'{label.name}' holds lists of labels"
     count = len(label.distinct)
     grades = sorted(set(map(float, label.distinct))) if label.numbers else []

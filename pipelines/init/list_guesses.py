@@ -6,7 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from compressor.tasks.kinds.multilabel import cells_of
 from compressor.tasks.kinds.spans import answer_pairs
+from compressor.tasks.kinds.tokens import is_tag
 from pipelines.init.column_names import LABELS
 
 Columns = Mapping[str, Sequence[Any]]
@@ -20,9 +22,11 @@ RIGHT = ("label", "answer", "gold", "gold_label")
 def list_column(columns: Columns) -> str | None:
     """The first column with a usual name that holds lists of labels; some may be missing, which reading the rows refuses. Else
     the only column in which every row has a list of labels; None where there is none, or several."""
-    found = [
-        name for name, values in columns.items() if any(values) and all(value is None or is_labels(value) for value in values)
-    ]
+    found = []
+    for name, values in columns.items():
+        lists = [labels_of(value) for value in values if value is not None]
+        if any(lists) and None not in lists:
+            found.append(name)
     spelt = {name.strip().lower(): name for name in found}
     whole = [name for name in found if None not in columns[name]]
     return next((spelt[name] for name in LABELS if name in spelt), whole[0] if len(whole) == 1 else None)
@@ -57,9 +61,17 @@ def marked_columns(columns: Columns) -> tuple[tuple[str, ...], str] | None:
     return (tuple(spelt[name] for name in names[:3]), spelt["label"]) if set(names) <= set(spelt) else None
 
 
-def is_labels(value: Any) -> bool:
-    """Whether a cell is a list of labels: of texts, or of integers."""
-    return isinstance(value, list) and all(isinstance(item, str) or type(item) is int for item in value)
+def labels_of(value: Any) -> list | None:
+    """The labels in a cell that holds a list of texts or of integers, or such a list as text, where an empty cell is a row
+    without a label; None for any other cell."""
+    cells = cells_of(value) if isinstance(value, str) and value.strip()[:1] in ("", "[") else value
+    whole = isinstance(cells, list) and all(isinstance(item, str) or type(item) is int for item in cells)
+    return cells if whole else None
+
+
+def are_tags(values: Sequence[list]) -> bool:
+    """Whether lists hold tags of words (O, B-TYPE, I-TYPE) and nothing else."""
+    return any(values) and all(is_tag(item) for value in values for item in value)
 
 
 def _is_texts(value: Any) -> bool:

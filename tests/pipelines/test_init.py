@@ -249,6 +249,18 @@ GUESSES = {
         rows("sentence", "option1", "option2", "answer", values=lambda n: (f"it is _ {n}", "Ann", "Bob", "12"[n % 2])),
         ("choices", ("sentence", "option1", "option2"), "answer"),
     ),
+    "lists as text": (
+        rows("text", "labels", values=lambda n: (f"it is {n}", ('["joy"]', '["joy", "love"]', " [3]", "[]", "")[n % 5])),
+        ("multilabel", ("text",), "labels"),
+    ),
+    "lists as text, another name": (
+        rows("text", "moods", "source", values=lambda n: (f"it is {n}", ('["joy"]', '["joy","love"]')[n % 2], "ab"[n % 2])),
+        ("multilabel", ("text",), "moods"),
+    ),
+    "texts in brackets": (
+        rows("text", "label", values=lambda n: (f"it is {n}", ("[joy]", "[love]")[n % 2])),
+        ("classification", ("text",), "label"),
+    ),
 }
 
 
@@ -312,6 +324,78 @@ def test_lists_of_numbers_are_several_labels(tmp_path):
         assert (found.kind, found.text, found.label) == ("multilabel", ("text",), "labels")
     with pytest.raises(UserError, match="E131 "):
         guess(table(tmp_path, jsonl(*({**line, "labels": [True]} for line in lines)), "jsonl"))
+
+
+def test_lists_as_text_are_several_labels_of_a_column_that_is_named(tmp_path):
+    cells = ('"[""joy"", ""love""]"', '"[""joy""]"', "[]", "")
+    text = "".join(f"it is {n},{cells[n % 4]},{'ab'[n % 2]}\n" for n in range(40))
+    found = guess(table(tmp_path, f"text,moods,label\n{text}", "csv"), label="moods")
+    assert (found.kind, found.text, found.label) == ("multilabel", ("text",), "moods")
+    assert guess(table(tmp_path, f"text,moods,label\n{text}", "csv")).label == "label"
+
+
+SQUAD = {"question": "who lost", "context": "Denver beat Carolina", "answers": [{"text": "Carolina", "answer_start": 12}]}
+LISTS = {
+    "one label and one tag": (
+        lambda n: {"text": f"it is {n}", "labels": [("joy", "love")[n % 2]], "tags": ["web"]},
+        ("multilabel", ("text",), "labels"),
+    ),
+    "choices with topics": (
+        lambda n: {"question": f"what is {n}", "choices": ["a", "b"], "label": n % 2, "topics": ["x", "y"]},
+        ("choices", ("question", "choices"), "label"),
+    ),
+    "answers with topics": (lambda n: {**SQUAD, "topics": ["x"]}, ("spans", ("question", "context"), "answers")),
+    "tokens of a text with labels": (
+        lambda n: {"text": f"it is {n}", "tokens": ["it", "is", str(n)], "labels": [("joy", "love")[n % 2]]},
+        ("multilabel", ("text",), "labels"),
+    ),
+    "tokens of a text with a label": (
+        lambda n: {"text": f"it is {n}", "tokens": ["it", "is"], "topics": ["x"], "label": "ab"[n % 2]},
+        ("classification", ("text",), "label"),
+    ),
+    "tags, one too few": (lambda n: {"tokens": ["EU", "so"], "tags": ["B-X", "O"][n == 7 :]}, ("tokens", ("tokens",), "tags")),
+    "tags as numbers": (lambda n: {"tokens": ["EU", "so"], "ner_tags": [3, 0]}, ("tokens", ("tokens",), "ner_tags")),
+    "tags with a label": (
+        lambda n: {"words": ["EU", "so"], "ner": ["B-X", "O"], "labels": "ab"[n % 2]},
+        ("tokens", ("words",), "ner"),
+    ),
+    "references": (
+        lambda n: {"source": f"it is {n}", "target": [f"so it is {n}", f"it is so {n}"]},
+        ("generation", ("source",), "target"),
+    ),
+    "several answers": (
+        lambda n: {"question": f"what is {n}", "answer": [f"it is {n} of course"] * (1 + n % 2)},
+        ("generation", ("question",), "answer"),
+    ),
+    "some summaries": (
+        lambda n: {"document": f"it is {n}", "summary": ["so it is", "it is so"] if n % 2 else "that is it"},
+        ("generation", ("document",), "summary"),
+    ),
+    "labels of a source": (
+        lambda n: {"source": f"it is {n}", "target": ["joy", "love"][: 1 + n % 2]},
+        ("multilabel", ("source",), "target"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_lists_are_what_they_hold(tmp_path, name):
+    row, wanted = LISTS[name]
+    found = guess(table(tmp_path, jsonl(*map(row, range(40))), "jsonl"))
+    assert (found.kind, found.text, found.label) == wanted
+
+
+def test_columns_that_are_named_are_no_words_with_tags(tmp_path):
+    lines = [{"text": f"it is {n}", "words": ["it", "is"], "ner": ["O", "O"], "mood": "ab"[n % 2]} for n in range(40)]
+    read = table(tmp_path, jsonl(*lines), "jsonl")
+    assert guess(read, text=("text",), label="mood").kind == guess(read, label="mood").kind == "classification"
+    assert guess(read).kind == guess(read, ("words",), "ner").kind == "tokens"
+
+
+def test_tags_without_a_usual_name_are_asked_for(tmp_path):
+    lines = [{"sentence": ["EU", "so"], "bio": ["B-X", "O"], "label": "ab"[n % 2]} for n in range(40)]
+    with pytest.raises(UserError, match=r"E131 .*no columns of words and of tags.*--text COLUMN --label COLUMN.*--kind"):
+        guess(table(tmp_path, jsonl(*lines), "jsonl"))
 
 
 @pytest.mark.parametrize(("other", "values"), [("tags", ["web"]), ("source", "web"), ("topic", ["x", "y"])])
@@ -933,6 +1017,14 @@ def test_a_source_may_be_cut(models, tmp_path):
     assert "at most 10, the longest 201; more are cut off (0.3% of the rows)" in made.files[0].read_text()
 
 
+def test_a_source_may_have_several_references(models, tmp_path):
+    rows = [{"source": f"the film {n}", "target": ["it is a good film", "the film is good"]} for n in range(20)]
+    write(tmp_path / "data", train__jsonl=jsonl(*rows), dev__jsonl=jsonl(*rows))
+    made = make(InitOptions(tmp_path / "data", tmp_path / "p.yaml", model=str(models / "t5")))
+    task = load_pipeline(made.files[0]).task
+    assert (task.kind, task.label, len(read_task(task).train)) == ("text2text", "target", 40)
+
+
 def test_a_special_token_in_a_text_is_as_long_as_in_training(tmp_path):
     model = tiny.write_model(tmp_path / "model")
     answers = {"text": ["film"], "answer_start": [4]}
@@ -1024,6 +1116,7 @@ def test_damaged_data_is_told_with_its_place(ask, data):
 def test_help_is_quick_and_says_what_it_takes():
     done = subprocess.run([sys.executable, "-m", "pipelines.cli", "init", "--help"], capture_output=True, text=True, check=True)
     assert "--split" in done.stdout and "Example: compress init data/" in done.stdout
+    assert "[default: 8000 of more than 10000]" in " ".join(done.stdout.split())
 
 
 @pytest.mark.slow
