@@ -87,12 +87,16 @@ class Text:
         """
         before, self.last = self.last, token
         try:
-            return self.decoder.step(self.tokenizer, token) or ""
+            return self._of_stream(token)
         except Exception as error:  # tokenizers raises no type of its own
             if not str(error).startswith(REFUSED_BY_STREAM):
                 raise
         self.decoder = DecodeStream(ids=[before], skip_special_tokens=True)
-        return self.decoder.step(self.tokenizer, token) or ""
+        return self._of_stream(token)
+
+    def _of_stream(self, token):
+        """What the stream gives for a token."""
+        return without_panic(self.decoder.step, self.tokenizer, token) or ""
 
     def end(self, why):
         """The rest of the text."""
@@ -100,9 +104,20 @@ class Text:
         return rest
 
 
+def without_panic(call, *arguments):
+    """What a call of the tokenizer gives. Its panics are no Exceptions, and would end the thread: they are raised as
+    RuntimeErrors, which end one request."""
+    try:
+        return call(*arguments)
+    except BaseException as error:
+        if isinstance(error, Exception | KeyboardInterrupt | SystemExit):
+            raise
+        raise RuntimeError(f"the tokenizer failed: {error}") from None
+
+
 def prompt_ids(tokenizer, prompt):
     """The tokens of a text that is to be continued."""
-    return not_ended(tokenizer.encode(prompt))
+    return not_ended(without_panic(tokenizer.encode, prompt))
 
 
 def not_ended(encoding):

@@ -384,6 +384,48 @@ def test_after_a_fault_while_texts_are_computed_requests_are_answered(queued, ex
     assert not backend.thread.is_alive()
 
 
+def panic(*_):
+    """As a panic of the tokenizer, which is written in Rust, reaches Python."""
+    raise BaseException("PanicException")
+
+
+def test_a_panic_while_a_text_is_decoded_ends_it_alone(queued, exported):
+    """At its first token, and behind it; the thread serves the others."""
+    backend, ask = queued
+    asked = [ask(PROMPTS[0], 4), ask(PROMPTS[1], 4), ask(PROMPTS[2], 5)]
+    first, later, _ = (stream.text for stream in backend.waiting.queue)
+    step = later.decoder.step
+    first.decoder = SimpleNamespace(step=panic)
+    later.decoder = SimpleNamespace(step=lambda *given: step(*given) if later.tokens == 1 else panic())
+    backend.thread = threading.Thread(target=backend.generate, daemon=True)
+    backend.thread.start()
+    assert all(sender.closed.wait(30) for sender in asked), "each has an end"
+    assert [str(sender.error) for sender in asked[:2]] == ["generation error: the tokenizer failed: PanicException"] * 2
+    assert asked[2].words == bare(exported, PROMPTS[2], 5) and asked[2].error is None
+    assert asked[1].words == bare(exported, PROMPTS[1], 1)
+    backend.finalize()
+    assert not backend.thread.is_alive()
+
+
+@pytest.mark.parametrize("start", [None, 0])
+def test_a_panic_while_a_text_is_read_ends_its_request_alone(queued, start):
+    """As a prompt, and as a source of an encoder."""
+    backend, _ = queued
+    backend.start, backend.ends, backend.facts = start, frozenset({END}), {"positions": 256}
+    backend.tokenizer = SimpleNamespace(encode=lambda text: panic() if "odd" in text else SimpleNamespace(ids=[5], offsets=[]))
+    senders = [Sender() for _ in range(3)]
+    texts = (b"w5", b"odd", b"w6")
+    backend.execute([generation_request(text, sender) for text, sender in zip(texts, senders, strict=True)])
+    assert [bool(sender.error) for sender in senders] == [False, True, False] and backend.waiting.qsize() == 2
+    assert senders[1].closed.is_set() and senders[1].error.code == "INTERNAL"
+
+
+def generation_request(text, sender):
+    """A request as Triton gives it to the backend."""
+    tensor = SimpleNamespace(name=lambda: "TEXT", as_numpy=lambda: np.array([text], object))
+    return SimpleNamespace(get_response_sender=lambda: sender, inputs=lambda: [tensor])
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_text_whose_outputs_are_not_finite_ends_alone(modules, decoding, exported, monkeypatch, temperature):
     module, tokenizer = modules("compress_generate", "model"), Tokenizer.from_file(str(exported[1] / "tokenizer.json"))

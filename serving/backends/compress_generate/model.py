@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
-from decoding import Batch, Settings, Text, prompt_ids
+from decoding import Batch, Settings, Text, prompt_ids, without_panic
 from door import Refused
 from onnxruntime_engine import Engine
 from text_rows import GENERATED, open_tokenizer, text_of
@@ -119,7 +119,7 @@ class TritonPythonModel:
             return ids
         if not text.strip() or new > most:
             raise Refused(f"a text of {len(text.strip())} characters and MAX_TOKENS {new}: from 1, and at most {most}")
-        return self.tokenizer.encode(self.facts.get("prefix", "") + text.strip()).ids
+        return without_panic(self.tokenizer.encode, self.facts.get("prefix", "") + text.strip()).ids
 
     def generate(self):
         """Compute what waits until None comes."""
