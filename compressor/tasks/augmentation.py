@@ -7,12 +7,9 @@ it learns the function (Beyer et al. 2022, arXiv 2106.05237; for texts Tang et a
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
-from compressor.tasks.rows import spaced
-
-Row = tuple[str, ...]
-"""The texts of a row, one per column."""
+from compressor.tasks.rows import Row, spaced
 
 CHANGED = 0.2
 """Probability that a word is left out, or replaced."""
@@ -21,22 +18,24 @@ KEPT = (0.3, 0.8)
 """Share of the words that a part of a text has, at least and at most."""
 
 
-def variants(rows: Sequence[Row], count: int, seed: int, known: Collection[Row] = ()) -> Iterator[Row]:
-    """`count` variants of every row, in `count` passes over the rows in random order; equal ones and those in `known` are left
-    out, whatever their white space.
+def variants(
+    rows: Sequence[Row], count: int, seed: int, known: Collection[Row] = (), alike: Callable[[Row], Row] = spaced
+) -> Iterator[Row]:
+    """`count` variants of every row, in `count` passes over the rows in random order. Rows for which `alike` gives the same are
+    equal: those equal to an earlier one, or to one in `known`, are left out.
 
     In each, one text of the row is changed: it ends as another row's does, or is a part of itself, or lacks words, or has words
     of another row.
     """
-    draw, seen = random.Random(seed), {spaced(row) for row in (*known, *rows)}
+    draw, seen = random.Random(seed), {alike(row) for row in (*known, *rows)}
     for _ in range(count):
         for row in draw.sample(rows, len(rows)):
             column = draw.randrange(len(row))
             change = draw.choice(CHANGES)
             text = change(row[column], draw.choice(rows)[column], draw)
             made = (*row[:column], text, *row[column + 1 :])
-            if text.strip() and spaced(made) not in seen:
-                seen.add(spaced(made))
+            if text.strip() and (read := alike(made)) not in seen:
+                seen.add(read)
                 yield made
 
 

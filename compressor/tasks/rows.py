@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from compressor.errors import UserError
+
+Row = tuple[Any, ...]
+"""The texts of a row: one string, or two for a pair, more for choices, or a tuple of words."""
 
 Labels = Sequence[int] | Sequence[float] | Sequence[Sequence[int]] | Sequence[str]
 """Labels of a split: one per row, or one per word of each row, or a text whose tokens a kind's `encode` turns into labels."""
@@ -15,10 +18,10 @@ Labels = Sequence[int] | Sequence[float] | Sequence[Sequence[int]] | Sequence[st
 
 @dataclass(frozen=True)
 class Split:
-    """One file: `texts[i]` has one string, or two for a pair, more for choices, or a tuple of words; `labels[i]` indexes the
-    task's label names, or is a number, a list of such indices, or a text; `lines[i]` is the row's line number."""
+    """One file: `texts[i]` are those of a row; `labels[i]` indexes the task's label names, or is a number, a list of such
+    indices, or a text; `lines[i]` is the row's line number."""
 
-    texts: list[tuple[Any, ...]]
+    texts: list[Row]
     labels: Labels
     lines: Sequence[int] = ()
 
@@ -26,9 +29,22 @@ class Split:
         return len(self.labels)
 
 
-def spaced(texts: tuple[Any, ...]) -> tuple[Any, ...]:
+def spaced(texts: Row) -> Row:
     """The texts of a row with single spaces, to compare rows by: a cell may end in a space, a line of a .txt file does not."""
     return tuple(" ".join(text.split()) if isinstance(text, str) else text for text in texts)
+
+
+def read_by(tokenizer: Any) -> Callable[[Row], Row]:
+    """The function that gives the texts of a row as a fast tokenizer's normalizer writes them, `spaced`: rows that an uncased
+    model reads alike are equal by it."""
+    if (normalizer := tokenizer.backend_tokenizer.normalizer) is None:
+        return spaced
+
+    def normalized(text: Any) -> Any:
+        return normalizer.normalize_str(text) if isinstance(text, str) else tuple(map(normalized, text))
+
+    # spaced before, too: some normalizers write spaces as other characters
+    return lambda texts: spaced(normalized(spaced(texts)))
 
 
 def require_lengths(lengths: Sequence[int], most: int, split: Split, path: Path, what: str, advice: str) -> None:

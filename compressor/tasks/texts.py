@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from compressor.errors import UserError
 from compressor.models.hub import TOKENS
 from compressor.tasks import TaskConfig, ending
 from compressor.tasks.reading import Rows, TaskData, read_rows, read_tests, require_columns, require_sentences
-from compressor.tasks.rows import Split, spaced
+from compressor.tasks.rows import Row, Split, spaced
 from compressor.tasks.sources.content import data_text
 from compressor.tasks.task_kind import TaskKind, kind_of
 
@@ -38,28 +38,28 @@ def _rows(path: Path, task: TaskConfig, of_words: bool) -> Rows:
     return [(number, {column: text.split() if of_words else text.strip()}) for number, text in lines if text.strip()]
 
 
-def unlabelled(texts: list[tuple[Any, ...]], lines: list[int], kind: TaskKind) -> Split:
+def unlabelled(texts: list[Row], lines: list[int], kind: TaskKind) -> Split:
     """Rows with placeholders for labels."""
     return Split(texts, [kind.placeholder(row) for row in texts], lines)
 
 
-def task_texts(task: TaskConfig, data: TaskData) -> set[tuple[Any, ...]]:
-    """The texts of all rows in the task's files, `spaced`."""
+def task_texts(task: TaskConfig, data: TaskData) -> set[Row]:
+    """The texts of all rows in the task's files."""
     tests = read_tests(task, data.label_names).values()
-    return {spaced(texts) for rows in (data.train, data.validation, *tests) for texts in rows.texts}
+    return {texts for rows in (data.train, data.validation, *tests) for texts in rows.texts}
 
 
-def new_texts(split: Split, task: TaskConfig, data: TaskData, path: Path) -> Split:
-    """The texts that occur in no file of the task, each once, whatever their white space. Raises UserError E204 where there is
-    none, E223 for another number of choices.
+def new_texts(split: Split, task: TaskConfig, data: TaskData, path: Path, alike: Callable[[Row], Row] = spaced) -> Split:
+    """The texts that occur in no file of the task, each once; those for which `alike` gives the same are equal. Raises
+    UserError E204 where there is none, E223 for another number of choices.
 
     A row that quality is measured on must not be learnt from; a training row is trained on anyway.
     """
     if (texts := len(split.texts[0])) != (theirs := len(data.train.texts[0])):
         what = f"rows of {texts - 1} choices, the task has {theirs - 1}"
         raise UserError("E223", what, "Give every row as many choices", f"{path}:{split.lines[0]}")
-    seen = task_texts(task, data)
-    new = [row for row, texts in enumerate(map(spaced, split.texts)) if texts not in seen and not seen.add(texts)]
+    seen = set(map(alike, task_texts(task, data)))
+    new = [row for row, texts in enumerate(map(alike, split.texts)) if texts not in seen and not seen.add(texts)]
     if not new:
         raise UserError("E204", "every text is in a file of the task", "Give other texts", str(path))
     return Split(*([column[row] for row in new] for column in (split.texts, split.labels, split.lines)))

@@ -67,13 +67,16 @@ def fingerprint_of(run: Run, number: int, earlier: Sequence[Artifact]) -> str:
         for path, task in run.pipeline.all_tasks.items()
     }
     named = {key: content[str(path)] for key, path in stage.beside.files_of(entry.config).items()}
-    named |= {key: model.sha256 for key, model in run.ready.models_of(entry).items()}
+    others = run.ready.models_of(entry)
+    named |= {key: model.sha256 for key, model in others.items()}
     kinds = [task.kind for task in run.pipeline.all_tasks.values()]
     ends = further_ends(inputs.base.folder) if any(kind_of(kind).generates for kind in kinds) else []
     texts = stage.scores_tests or stage.scores_texts
     loads = "transformers" in stage.packages
     decodes = texts and any(task.decode is not None for task in run.pipeline.all_tasks.values())
     before = base_corrections(inputs.base.folder, inputs.base.sha256, decodes=decodes) if loads else {}
+    read = {key: base_corrections(model.folder, model.sha256, decodes=False) for key, model in others.items() if loads}
+    before_of_others = {key: found for key, found in read.items() if found}
     # torch gives different bits on a GPU
     card = accelerator() if "torch" in stage.packages else None
     return fingerprint(
@@ -97,6 +100,7 @@ def fingerprint_of(run: Run, number: int, earlier: Sequence[Artifact]) -> str:
             **stage.surroundings(entry.config),
             **stage.corrected(entry.config, kinds),
             **({"base_corrections": before} if before else {}),
+            **({"model_corrections": before_of_others} if before_of_others else {}),
             **({"ends": ends} if ends else {}),
             **({"copied": dict(run.ready.copied)} if stage.merges and run.ready.copied else {}),
         }

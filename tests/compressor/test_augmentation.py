@@ -5,8 +5,12 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import normalizers
 
+from compressor.models.special_tokens import tokenizer_of
 from compressor.tasks.augmentation import CHANGES, continued, mixed, part, pieces, shortened, variants
+from compressor.tasks.rows import read_by, spaced
+from tests.tiny import write_tokenizer
 
 ROWS = [("the film was good and very long",), ("a plot that nobody needs",), ("fine",), ("  two   words ",)]
 PAIRS = [("the film was good", "it is a good film"), ("a dull plot", "the plot is dull")]
@@ -30,6 +34,19 @@ def test_a_row_that_differs_in_white_space_alone_is_no_variant():
     known = {("film",), ("good",), ("a",), ("plot",)}
     made = [text.split() for (text,) in variants(rows, 50, seed=0, known=known)]
     assert made and not [words for words in made if words in (["good", "film"], ["a", "plot"])]
+
+
+def test_a_row_that_an_uncased_tokenizer_reads_alike_is_no_variant(tmp_path):
+    """Words of a row, too."""
+    write_tokenizer(tmp_path, "bert")
+    tokenizer = tokenizer_of(tmp_path)
+    assert read_by(tokenizer) is spaced
+    tokenizer.backend_tokenizer.normalizer = normalizers.Sequence([normalizers.Replace(" ", "\u2581"), normalizers.Lowercase()])
+    alike = read_by(tokenizer)
+    assert alike((" A  film ", ("The", "PLOT"))) == alike(("a film", ("the", "plot"))) != alike(("a films", ("the", "plot")))
+    made = {alike(row) for row in variants([("good film",), ("Plot",)], 50, seed=0, known={("FILM",), ("Good",)}, alike=alike)}
+    assert made and not made & {("film",), ("good",), ("plot",)}
+    assert len(made) == len([*variants([("good film",), ("Plot",)], 50, seed=0, known={("FILM",), ("Good",)}, alike=alike)])
 
 
 def test_one_text_of_a_pair_changes_and_stays_in_its_column():

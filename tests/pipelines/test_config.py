@@ -289,6 +289,24 @@ def test_a_select_that_nobody_uses_is_refused_at_its_line(write, stages, place, 
     assert [str(error).startswith(start + says) for error in caught.value.errors] == [True]
 
 
+@pytest.mark.parametrize(
+    "taken", ["method: dsee", "method: dsee, texts: t.txt", "method: selective", "method: child_tuning, child: d"]
+)
+@pytest.mark.parametrize("last", ["", "distill: false", "method: full", "method: lora", "method: dsee"])
+@pytest.mark.parametrize("pruned", [True, False])
+def test_positions_that_a_recovery_took_stand_in_no_later_ones_way(write, taken, last, pruned):
+    stages = ["tune: {method: lora}", *([PRUNE] if pruned else []), "select", f"recover: {{{taken}}}", f"recover: {{{last}}}"]
+    pipeline = load_pipeline(write("".join(f"  - {stage}\n" for stage in stages)))
+    assert pipeline.stages[-1].id == "recover-2"
+
+
+@pytest.mark.parametrize("last", ["", "method: full", "method: lora"])
+def test_positions_that_no_recovery_took_since_are_told(write, last):
+    stages = ["tune: {method: lora}", PRUNE, "select", "recover: {method: dsee}", "select", f"recover: {{{last}}}"]
+    with pytest.raises(UserError, match=r"E404 .*does not use the positions that 'select-2' chooses"):
+        load_pipeline(write("".join(f"  - {stage}\n" for stage in stages)))
+
+
 def test_recipes_are_found_by_name_and_are_right(tmp_path, monkeypatch):
     assert {entry.id for entry in load_pipeline(find_pipeline("quickstart")).stages} >= {"tune", "prune", "deploy", "report"}
     assert load_pipeline(find_pipeline("paper")).name == "paper"

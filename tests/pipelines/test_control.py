@@ -11,14 +11,16 @@ from compressor.checkpoint import STATE_FILE
 from compressor.cost import LayerShape, ModelShape
 from compressor.errors import UserError
 from compressor.methods import Options
+from compressor.tasks.data import read_data
 from pipelines.engine.runner import run_pipeline
-from pipelines.engine.stage import Inputs
+from pipelines.engine.stage import Artifact, BaseModelReference, Inputs
 from pipelines.file.config import load_pipeline
 from pipelines.reporting.gather import kept_notes
 from pipelines.stages.recover import control, run
 from pipelines.stages.recover.config import CONTROL, RecoverConfig
-from pipelines.stages.recover.control import lessons_of_control
+from pipelines.stages.recover.control import ControlTraining, lessons_of_control
 from pipelines.stages.recover.lessons import Lessons
+from pipelines.stages.training_config import BUDGETS
 from pipelines.stages.training_plan import estimate
 from pipelines.sweeps.trial_run import costs_of
 from tests.tiny import write_pipeline
@@ -147,6 +149,56 @@ def test_one_that_fails_is_named(made, monkeypatch, code):
     with pytest.raises(UserError, match=rf"{code} .*: the control .* diverged at learning_rate 0.03") as error:
         made(TUNE, PRUNE, {"recover": {**FAST, "learning_rate": 0.03}})
     assert "control: false" in error.value.fix
+
+
+def test_the_checkpoints_of_a_recovery_on_texts_are_none_of_its_control(tmp_path):
+    """Of nine steps on texts, in which Ω may have nine sizes; the control learns the labels in three."""
+    grows = {"method": "selective", "strategy": "increment", "budget": 9, "checkpoints": [1, 2, 3, 4, 5]}
+    recover = {"recover": {**grows, "texts": "texts.txt", "steps": 9, "batch_size": 8}}
+    path = write_pipeline(tmp_path, stages=[TUNE, PRUNE, recover], rows=8)
+    words = ("good", "bad", "film", "plot")
+    (tmp_path / "texts.txt").write_text(
+        "".join(f"{one} {other} {third}\n" for one in words for other in words for third in words)
+    )
+    made = run_pipeline(load_pipeline(path), tmp_path / "out").artifacts["recover"]
+    kept = {name for name in made.files if name.startswith(f"{BUDGETS}/")}
+    assert kept == {f"{BUDGETS}/{size}.safetensors" for size in range(1, 6)}
+    assert made.metadata["control"]["losses"][-1]["step"] == 3
+
+
+def more_answers(lines: str) -> str:
+    """Rows of questions with a second true answer, the whole context, where there is one."""
+    rows = [json.loads(line) for line in lines.splitlines()]
+    for row in rows:
+        row["answers"] += [{"text": row["context"], "answer_start": 0}] * bool(row["answers"])
+    return "".join(f"{json.dumps(row)}\n" for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("kind", "metric", "change", "is_another"),
+    [
+        ("spans", "f1", more_answers, True),
+        ("text2text", "bleu", lambda text: text.replace("tale", "saga"), True),
+        ("text2text", "log_likelihood", lambda text: text.replace("tale", "saga"), False),
+        ("classification", "accuracy", lambda text: text.replace("tale", "saga"), False),
+    ],
+)
+def test_it_is_another_where_texts_are_compared_with_others(tmp_path, kind, metric, change, is_another):
+    """Of several true answers the first alone is a label, and words that the tokenizer does not know are one token."""
+    stages, model_type = [TUNE, PRUNE, {"recover": FAST}], "t5" if kind == "text2text" else "bert"
+    path = write_pipeline(tmp_path, kind=kind, model_type=model_type, stages=stages, rows=8)
+    task = load_pipeline(path, [f"task.metric={metric}"]).task
+    task.validation.write_text(task.validation.read_text().replace("film", "tale"))
+    start = Artifact(tmp_path, "a", "model", "tune", "tune", {}, {})
+    inputs = Inputs(BaseModelReference("model", tmp_path / "model", "a"), task, 0, dense=start, threads=1)
+    rows, fingerprints = [], []
+    for _ in range(2):
+        data = read_data(tmp_path / "model", task)
+        training = ControlTraining(RecoverConfig(**FAST), Lessons(data), data, "lora", None, [], {})
+        rows.append((data.validation.tokens, data.validation.labels.tolist()))
+        fingerprints.append(training.fingerprint(inputs))
+        task.validation.write_text(change(task.validation.read_text()))
+    assert rows[0] == rows[1] and (fingerprints[0] != fingerprints[1]) is is_another
 
 
 @pytest.mark.parametrize(("burn_in", "kept"), [(14, 14), (15, None)])

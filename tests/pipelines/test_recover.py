@@ -5,6 +5,7 @@ import torch
 
 from compressor.deltas.links import Change
 from compressor.methods import Options, apply
+from pipelines.engine.preflight import check_inputs, make_plan
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
 from pipelines.stages.recover.config import RecoverConfig
@@ -60,6 +61,21 @@ def test_another_method_freezes_adapters_that_outlived_a_full_recovery():
     assert groups == {"Adapter": "2", "LowRank": "3"}
     trained = {type(module).__name__ for module in model.modules() if isinstance(module, Change) and moved(module)}
     assert trained == {"LowRank"}
+
+
+@pytest.mark.parametrize("last", [{}, {"method": "lora", "rank": 3}, {"method": "full"}])
+def test_a_recovery_goes_on_behind_one_that_took_new_positions(tmp_path, last):
+    """It trains as many parameters as are planned, and needs no select of its own."""
+    tune, prune, _ = STAGES
+    alone = {"epochs": 1, "control": False, "distill": False, **FAST}
+    dsee = {"recover": {"method": "dsee", "rank": 2, **alone}}
+    path = write_pipeline(
+        tmp_path, stages=[tune, prune, {"select": {"count": 4}}, dsee, {"recover": {**last, **alone}}], rows=16
+    )
+    pipeline = load_pipeline(path)
+    made = run_pipeline(pipeline, tmp_path / "out").artifacts["recover-2"].metadata
+    assert make_plan(check_inputs(pipeline)).trainable[-1] == ("recover", made["trainable"]["body"])
+    assert made["method"] == last.get("method", "dsee")
 
 
 def moved(module) -> bool:

@@ -18,7 +18,7 @@ from compressor.errors import CheckError, CompressError, UserError
 from pipelines.engine.environment import accelerator
 from pipelines.engine.preflight import check_environment
 from pipelines.engine.runner import IN_USE, run_pipeline
-from pipelines.engine.stage import Artifact, Entry, Stage, dense_of
+from pipelines.engine.stage import Artifact, Entry, NamedInputs, Stage, dense_of
 from pipelines.engine.store import KEEP_UNFINISHED, Store, lock
 from pipelines.file.config import load_pipeline
 from pipelines.runs.finished import open_run
@@ -131,6 +131,24 @@ def test_what_was_read_otherwise_of_the_base_is_made_again(project, out, monkeyp
     made = []
     for corrections in ({}, {}, {"tokens": 2}):
         monkeypatch.setattr("pipelines.engine.stage_inputs.base_corrections", lambda *_, found=corrections, **__: found)
+        go(project, out)
+        made.append(calls(out))
+    assert made == [[*IDS[:3], "load", "report"], [], ["load"]]
+
+
+def test_what_was_read_otherwise_of_a_teacher_is_made_again(project, out, tmp_path, monkeypatch):
+    """By the stages that name it; not what another base of theirs reads as before."""
+    toys.write_model(teacher := tmp_path / "teacher")
+    (teacher / "config.json").write_text((teacher / "config.json").read_text().replace("512", "256"))
+    taught = {"packages": ("transformers",), "beside": NamedInputs(models=("text",))}
+    toys.add(monkeypatch, Stage("load", "", toys.ToyConfig, "loaded", toys.RUN, **taught))
+    project.write_text(project.read_text().replace("  - report", f"  - load: {{text: {teacher}}}\n  - report"))
+    made = []
+    for corrections in ({}, {}, {"tokens": 2}):
+        corrected = {project.parent / "model": {}, teacher: corrections}
+        monkeypatch.setattr(
+            "pipelines.engine.stage_inputs.base_corrections", lambda folder, *_, found=corrected, **__: found[folder]
+        )
         go(project, out)
         made.append(calls(out))
     assert made == [[*IDS[:3], "load", "report"], [], ["load"]]

@@ -81,6 +81,7 @@ def test_bases_that_were_read_otherwise_before_are_told(model_type, auto, keys, 
 
 GROWN = {"method": "selective", "budget": 9, "control": False}
 EVERYTHING = {"method": "selective", "modules": "everything"}
+CHECKPOINTS = {**GROWN, "strategy": "increment", "checkpoints": [3], "modules": ["query"], "control": True}
 
 
 @pytest.mark.parametrize(
@@ -88,6 +89,12 @@ EVERYTHING = {"method": "selective", "modules": "everything"}
     [
         ("prune", {"items": [{"structure": "weights", "pattern": "unstructured", "remove": 0.5, "hides": "weight"}]}, []),
         ("prune", {"structure": "heads", "criterion": "random", "remove": 1, "refit": 8}, ["refit"]),
+        ("prune", {"target": {"speedup": 2.0, "lengths": "data", "batch": 48}}, ["rows"]),
+        ("prune", {"target": {"speedup": 2.0, "lengths": "data", "batch": 32}}, []),
+        ("prune", {"target": {"speedup": 2.0, "batch": 48}}, []),
+        ("benchmark", {"batch": [1, 48]}, ["rows"]),
+        ("benchmark", {"batch": [1, 48], "real_lengths": False}, []),
+        ("benchmark", {"batch": [1, 64, 65]}, []),
         ("recover", {**GROWN, "strategy": "increment"}, ["grown_positions"]),
         ("recover", {**GROWN, "strategy": "repeat"}, ["grown_positions"]),
         ("recover", EVERYTHING, ["control_positions"]),
@@ -97,6 +104,10 @@ EVERYTHING = {"method": "selective", "modules": "everything"}
         ("recover", {"method": "selective", "modules": ["query"]}, []),
         ("recover", {"method": "selective", "on": "lora"}, []),
         ("recover", {"method": "dsee"}, []),
+        ("recover", {**GROWN, "strategy": "increment", "checkpoints": [3], "augment": 1}, ["spaced_texts", "grown_positions"]),
+        ("recover", {**CHECKPOINTS, "augment": 1}, ["control_checkpoints", "spaced_texts", "grown_positions"]),
+        ("recover", {**CHECKPOINTS, "augment": 1, "teacher": "t"}, ["spaced_texts", "grown_positions"]),
+        ("recover", CHECKPOINTS, ["grown_positions"]),
         ("recover", {"method": "same"}, []),
     ],
 )

@@ -14,7 +14,7 @@ from compressor.methods import NAMES, OPTIONS, On, method
 from compressor.models.modules import REST
 from compressor.tasks import TaskConfig
 from compressor.tasks.task_kind import kind_of, names_kind
-from pipelines.engine.stage import Entry, Models, NamedInputs, Problem, Stage, one_task_only
+from pipelines.engine.stage import Entry, Models, NamedInputs, Problem, Stage, entries_after, one_task_only
 from pipelines.file import limits
 from pipelines.stages.prune.prune_weights import filled_problems
 from pipelines.stages.training_config import (
@@ -138,13 +138,14 @@ def check(config: RecoverConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem
         yield from same_problems(config, earlier, fresh)
         return
     row = method(config.method)
-    if row.takes_places(config) and fresh is None:
+    takes = row.takes_places(config)
+    if takes and fresh is None:
         fix = "Put a select between prune and recover, or use method: lora or same"
         yield Problem(
             "E404", f"{method_in_words(config, row)} needs positions that are chosen in the pruned matrices", fix, ("method",)
         )
         return
-    yield from method_problems(config, row, fresh)
+    yield from method_problems(config, row, fresh if takes else untaken(fresh, earlier))
 
 
 def trains_everything(config: RecoverConfig, earlier: tuple[Entry, ...]) -> bool:
@@ -203,6 +204,13 @@ def fresh_places(earlier: tuple[Entry, ...]) -> Entry | None:
     return next((entry for entry in reversed(earlier[since:]) if entry.row.chooses_places), None)
 
 
+def untaken(fresh: Entry | None, earlier: tuple[Entry, ...]) -> Entry | None:
+    """The select `fresh`, unless a training behind it took its positions: a later one need not."""
+    trainings = [entry.config for entry in (entries_after(fresh, earlier) if fresh else ()) if entry.row.trains]
+    taken = any(config.method != "same" and method(config.method).takes_places(config) for config in trainings)
+    return None if taken else fresh
+
+
 def same_problems(config: RecoverConfig, earlier: tuple[Entry, ...], fresh: Entry | None) -> Iterable[Problem]:
     """Faults of `same`, which continues with the existing deltas: it accepts neither options nor a new Ω."""
     yield from meaningless(config, OPTIONS, "same")
@@ -217,9 +225,9 @@ def same_problems(config: RecoverConfig, earlier: tuple[Entry, ...], fresh: Entr
         what = f"same would train the whole model, '{last.id}' trained its last {last.config.top} blocks"
         yield Problem("E404", what, f"Say method: full, top: {last.config.top}, or another method", ("method",))
         return
-    if fresh is not None:
+    if (unused := untaken(fresh, earlier)) is not None:
         fix = f"Use method: {methods_with('uses_omega')}, or drop the select"
-        yield Problem("E404", f"same does not use the positions that '{fresh.id}' chooses", fix)
+        yield Problem("E404", f"same does not use the positions that '{unused.id}' chooses", fix)
 
 
 def trained_on(entry: Entry, earlier: tuple[Entry, ...]) -> On:
@@ -265,20 +273,23 @@ def rate_of_labels(config: RecoverConfig, before: str) -> float:
 
 
 def corrected(config: RecoverConfig, kinds: Sequence[str] = ()) -> dict[str, Any]:
-    """What an earlier version computed otherwise: a control that learned labels at any given rate, or named no kind of task in
-    its state; a second adapter at a norm, which hid the first; scored texts, learnt where white space differed; positions
-    that a training chose where a mask hides; a control of `modules: everything` that trained its matrices alone; values on a
-    LoRA whose rank stands in the select, too."""
-    of_labels = config.control and config.unlabelled and config.teacher is None and config.learning_rate is not None
-    higher = of_labels and (config.method == "same" or config.learning_rate > rate_of_labels(config, config.method))
+    """What an earlier version computed otherwise: a control that learned labels at any given rate, or stopped at the
+    checkpoints of a growing Ω, or named no kind of task in its state; a second adapter at a norm, which hid the first;
+    scored texts, learnt where white space or what the base's tokenizer normalizes differed; positions that a training chose
+    where a mask hides; a control of `modules: everything` that trained its matrices alone; values on a LoRA whose rank stands
+    in the select, too."""
+    of_labels = config.control and config.unlabelled and config.teacher is None
+    given = of_labels and config.learning_rate is not None
+    higher = given and (config.method == "same" or config.learning_rate > rate_of_labels(config, config.method))
     at_norms = config.method == "adapter" and config.placement == "adapterhub"
     unnamed = config.control and any(names_kind(kind_of(kind)) for kind in kinds)
     grown = config.strategy in ("increment", "repeat")
     return {
         **({"control": 2} if higher else {}),
+        **({"control_checkpoints": 2} if of_labels and config.checkpoints else {}),
         **({"norm_adapters": 2} if at_norms else {}),
         **({"control_kind": 2} if unnamed else {}),
-        **({"spaced_texts": 2} if config.unlabelled else {}),
+        **({"spaced_texts": 3} if config.unlabelled else {}),
         **({"grown_positions": 2} if grown else {}),
         **({"control_positions": 2} if config.control and _may_train_everything(config) else {}),
         **repeated_rank(config),

@@ -30,7 +30,7 @@ from compressor.methods import Options, method
 from compressor.pruning.positions import before_pruning
 from compressor.tasks import TaskConfig
 from compressor.tasks.data import Data, MetricInputs
-from compressor.tasks.task_kind import kind_for
+from compressor.tasks.task_kind import TaskKind, kind_for
 from compressor.tensor_file import write_tensors
 from compressor.training.processes import announced, announcing, helping, launched
 from compressor.training.unfinished import MANIFEST, is_complete, seal
@@ -79,9 +79,12 @@ def train_control(
     _unpack(packed, folder)
     facts, metric = json.loads((folder / FACTS).read_text()), data.kind.metric
     (folder / FACTS).unlink()
+    # a recovery that learns labels itself may have the same control, and earlier versions stored with it what it was for
+    facts.pop("learned", None)
     value = scaled(facts["quality"][metric.key], metric.scale, metric.unit)
-    workspace.say(f"control: {value if metric.unit else f'{metric.name} {value}'} after the same training without pruning")
-    return facts
+    how = "further training on the labels" if training.learned else "the same training"
+    workspace.say(f"control: {value if metric.unit else f'{metric.name} {value}'} after {how} without pruning")
+    return facts | training.learned
 
 
 def recoveries(artifacts: Iterable[Artifact]) -> list[Artifact] | None:
@@ -138,11 +141,16 @@ class ControlTraining:
 
 def _measured_by(task: TaskConfig) -> dict[str, Any]:
     """What a task chooses to be measured by, where it does: its metric, how texts are generated for it, and the content of the
-    files that are only scored."""
+    files that are only scored. That of the validation file where texts are compared, which tokens and labels do not hold."""
     tests = {"tests": {name: sha256_of(path) for name, path in task.tests.items()}} if task.tests else {}
-    of_texts = kind_for(task).metric.of_texts
+    kind = kind_for(task)
+    of_texts = kind.metric.of_texts
     decoded = {"decode": task.decode.model_dump(mode="json"), "scores": scored_by([task])} if of_texts else {}
-    return {"metric": [task.metric, task.positive], **decoded, **tests} if task.metric or tests else {}
+    compared = of_texts or kind.with_texts is not TaskKind.with_texts
+    return {
+        **({"metric": [task.metric, task.positive], **decoded, **tests} if task.metric or tests else {}),
+        **({"validation": sha256_of(task.validation)} if compared else {}),
+    }
 
 
 def _training(config: RecoverConfig, inputs: Inputs, data: Data, lessons: Lessons, earlier: list[Artifact]) -> ControlTraining:
@@ -187,7 +195,7 @@ def _train(training: ControlTraining, inputs: Inputs, workspace: Workspace, work
     found, quality = judged(model, data.validation, inputs, data, workspace, "validating the control")
     tests = score_tests(model, inputs, data, workspace)
     inputs.require_unchanged()  # the files that are only scored were read just now
-    facts = {"quality": quality, **tests, "recoveries": len(training.earlier) + 1, **trained, **training.learned}
+    facts = {"quality": quality, **tests, "recoveries": len(training.earlier) + 1, **trained}
     finished = work / FINISHED
     shutil.rmtree(finished, ignore_errors=True)
     save_state(model, finished, **recorded(inputs, data))
@@ -217,14 +225,15 @@ def lessons_of_control(config: RecoverConfig, data: Data, lessons: Lessons, befo
     nothing: then the labels of the task's training rows. `before` is the method of the training before.
 
     At a higher rate than is usual with labels, a model that is tuned already would lose quality, and be a weaker baseline. A
-    `burn_in` that does not end within the fewer steps on labels is the default, half of them.
+    `burn_in` that does not end within the fewer steps on labels is the default, half of them; `checkpoints`, of which nothing
+    is kept of a control, may be more than these steps and are left out.
     """
     if not lessons.texts or config.teacher is not None:
         return config, lessons
     passes = min(config.passes(len(lessons.data.train)) * len(lessons.data.train) / len(data.train), PASSES_OF_LABELS)
     rate = config.learning_rate and min(config.learning_rate, rate_of_labels(config, before))
     of_labels = {"texts": None, "augment": None, "distill": False, "steps": None, "epochs": passes, "learning_rate": rate}
-    of_control = config.model_copy(update=of_labels)
+    of_control = config.model_copy(update={**of_labels, "checkpoints": None})
     if config.burn_in is not None and config.burn_in >= _steps(of_control, len(data.train)):
         of_control = of_control.model_copy(update={"burn_in": None})
     return of_control, Lessons(data)

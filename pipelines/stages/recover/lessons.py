@@ -16,13 +16,13 @@ from torch import nn
 from compressor.deltas.links import merge_all
 from compressor.errors import UserError
 from compressor.models.hub import build, config_of
-from compressor.models.special_tokens import padding_id
+from compressor.models.special_tokens import padding_id, tokenizer_of
 from compressor.tasks.augmentation import variants
 from compressor.tasks.data import Data, TokenRows, tokenized
 from compressor.tasks.features import predict, torch_forward
 from compressor.tasks.predictions import of_tokens
 from compressor.tasks.reading import read_task
-from compressor.tasks.rows import Split
+from compressor.tasks.rows import Split, read_by
 from compressor.tasks.task_kind import kind_of
 from compressor.tasks.texts import task_texts, unlabelled
 from compressor.training.processes import in_turn
@@ -76,18 +76,20 @@ def lessons_of(config: RecoverConfig, inputs: Inputs, data: Data, workspace: Wor
 
 def drawn_texts(config: RecoverConfig, inputs: Inputs) -> tuple[Split, int]:
     """The texts without labels, and how many of them, the last, are variants: the file's that are not in the task's files, then
-    variants of these and of the training rows. If the training takes fewer, a random sample of the file's comes first.
+    variants of these and of the training rows, as the base's tokenizer reads them. If the training takes fewer, a random sample
+    of the file's comes first.
 
     Raises UserError E204 where there is neither a file nor a new variant."""
-    kind, data = kind_of(inputs.task.kind), read_task(inputs.task)
+    kind, data, alike = kind_of(inputs.task.kind), read_task(inputs.task), read_by(tokenizer_of(inputs.base.folder))
     most = None if config.steps is None else config.steps * config.step_size
     texts, lines, made = [], [], []
     if config.texts is not None:
-        file = texts_of(config.texts, inputs.task, data)
+        file = texts_of(config.texts, inputs.task, data, alike)
         chosen = sorted(np.random.default_rng(inputs.seed).permutation(len(file))[:most].tolist())
         texts, lines = ([column[row] for row in chosen] for column in (file.texts, file.lines))
     if config.augment is not None:
-        every = variants([*texts, *data.train.texts], config.augment, inputs.seed, task_texts(inputs.task, data))
+        known = task_texts(inputs.task, data)
+        every = variants([*texts, *data.train.texts], config.augment, inputs.seed, known, alike)
         made = [*itertools.islice(every, None if most is None else most - len(texts))]
     if not texts and not made:
         fix = "Remove the key, or give other texts (recover.texts)"

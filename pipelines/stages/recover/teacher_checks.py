@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from compressor.tasks.features import encode, tokens_of
 from compressor.tasks.listing import listed
 from compressor.tasks.predictions import IGNORED, of_tokens
 from compressor.tasks.reading import TaskData, read_task
-from compressor.tasks.rows import Split
+from compressor.tasks.rows import Row, Split, read_by, spaced
 from compressor.tasks.task_kind import kind_of
 from compressor.tasks.texts import new_texts, read_texts
 from pipelines.engine.stage import BaseModelReference, Models, Problem
@@ -35,18 +35,18 @@ def file_problems(texts: Path | None, keys: Iterable[str], task: TaskConfig) -> 
         texts_of(texts, task, read_task(task))
 
 
-def texts_of(path: Path, task: TaskConfig, data: TaskData) -> Split:
-    """The texts of a file that are in no file of the task. Raises UserError E2xx."""
-    return new_texts(read_texts(path, task), task, data, path)
+def texts_of(path: Path, task: TaskConfig, data: TaskData, alike: Callable[[Row], Row] = spaced) -> Split:
+    """The texts of a file that are in no file of the task, compared by what `alike` gives. Raises UserError E2xx."""
+    return new_texts(read_texts(path, task), task, data, path, alike)
 
 
 def require_tokens(file: Path | None, task: TaskConfig, base: Path, models: Models) -> None:
-    """Raises UserError E410 for a teacher with another task head, or that predicts at other places of the rows; E212, E213 for
-    rows that it or the base cannot tokenize."""
+    """Raises UserError E410 for a teacher with another task head, or that predicts at other places of the rows; E204 where the
+    base reads every text as one in a file of the task; E212, E213 for rows that it or the teacher cannot tokenize."""
     kind, data = kind_of(task.kind), read_task(task)
     for model in models.values():
         require_head(model, data.label_names, kind.auto_class)
-    files = [] if file is None else [(texts_of(file, task, data), file)]
+    files = [] if file is None else [(texts_of(file, task, data, read_by(tokenizer_of(base))), file)]
     if kind.encode is not encode or end_id(base) is not None:  # else long rows are truncated, and none is refused
         for split, path in files:
             tokenized(base, split, within_positions(task, base), path)
@@ -93,9 +93,9 @@ def file_facts(
     facts, data = {}, read_task(task)
     mean, given = task.max_length, len(data.train)
     if file is not None:
-        every = read_texts(file, task)
-        texts = new_texts(every, task, data, file)
-        lengths = np.minimum(tokens_of(tokenizer_of(base), texts, with_labels=False), task.max_length)
+        every, tokenizer = read_texts(file, task), tokenizer_of(base)
+        texts = new_texts(every, task, data, file, read_by(tokenizer))
+        lengths = np.minimum(tokens_of(tokenizer, texts, with_labels=False), task.max_length)
         mean, left_out = float(lengths.mean()), len(every) - len(texts)
         told = f"{len(texts):,} texts without labels; {left_out:,} more are in the task's files or repeated"
         given += len(texts)
