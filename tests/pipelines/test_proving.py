@@ -15,11 +15,11 @@ from export.auto import choose as precision
 from export.graph.trace import stamp
 from export.parity.compare import compare
 from export.runtimes.runtime_registry import DEFAULT
-from export.runtimes.sessions import failures
+from export.runtimes.sessions import failures, session
 from pipelines.engine.stage import Inputs
 from pipelines.stages.export import exported as export
 from pipelines.stages.export import generators
-from pipelines.stages.export.config import ExportConfig
+from pipelines.stages.export.config import STAGE, ExportConfig
 from pipelines.stages.export.exported import Exported, export_one
 from pipelines.stages.export.generators import _proven
 from pipelines.stages.export.proving import COMPRESSED, Prover
@@ -56,7 +56,32 @@ def made(tmp_path, monkeypatch, traced_once):
     return make
 
 
-def test_a_dense_file_beyond_its_bound_is_a_row_that_says_so(made):
+def test_a_dense_file_is_repaired_as_one_that_is_shipped_would_be(made):
+    """Without its int8 the whole speed of int8 would pass for that of compression."""
+    exported, space = made("dense")
+    file = exported.files["onnxruntime"]["int8"]
+    assert file["excluded"] == [LOUD] and "a loss is shown" in file["repaired"] and exported.failures == []
+    assert [(record["passed"], record["gated"]) for record in exported.parity] == [(True, False)] * 2
+    assert space.said[0].startswith("dense: PyTorch -> ONNX int8: beyond its bound (") and "in fp32" in space.said[0]
+    assert space.said[-1] == "dense: PyTorch -> ONNX int8: passes with 1 matrix in fp32"
+
+
+@pytest.mark.parametrize(
+    ("config", "kinds", "again"),
+    [
+        ({}, ["classification"], ["dense_int8"]),
+        ({"precision": "auto"}, ["tokens"], ["dense_int8"]),
+        ({"precision": ["fp32", "fp16"]}, ["classification"], []),
+        ({}, ["generation"], []),
+    ],
+)
+def test_what_was_written_before_dense_files_were_repaired_is_written_again(config, kinds, again):
+    """Of models that generate no file is repaired."""
+    assert list(STAGE.corrected(ExportConfig(**config), kinds)) == again
+
+
+def test_a_dense_file_beyond_its_bound_is_a_row_that_says_so(made, monkeypatch):
+    monkeypatch.setattr(precision, "MOST_EXCLUDED", 0.0)
     exported, space = made("dense")
     fp32, int8 = exported.parity
     assert fp32["verdict"] == "passed" and not int8["passed"] and int8["verdict"] == "beyond its bound" and not int8["gated"]
@@ -85,6 +110,27 @@ def test_what_cannot_be_repaired_is_left_out_and_the_rest_goes_on(made, monkeypa
     (failure,) = exported.failures
     assert failure["code"] == "E610" and "compressed: PyTorch -> ONNX int8: not the same function" in failure["what"]
     assert "The file is left out, the rest of the run went on" in failure["what"] and failure["fix"]
+
+
+@pytest.mark.parametrize("name", ["dense", COMPRESSED])
+def test_a_repair_that_does_not_run_stops_nothing(made, monkeypatch, name):
+    """A dense file is then the one that failed, written again; a shipped one is left out."""
+
+    def damaged(*args):
+        paths = write_runtime(*args)
+        if args[-1] == (LOUD,):
+            paths["int8"].write_bytes(paths["int8"].read_bytes()[:1000])
+        return paths
+
+    write_runtime = export.write_runtime
+    monkeypatch.setattr(export, "write_runtime", damaged)
+    exported, space = made(name)
+    assert [failure["code"] for failure in exported.failures] == ["E610"] * (name == COMPRESSED)
+    assert list(exported.files["onnxruntime"]) == ["fp32", "int8"][: 2 - (name == COMPRESSED)]
+    if name == "dense":
+        file, kept = exported.files["onnxruntime"]["int8"], exported.parity[1]
+        assert kept["verdict"] == "beyond its bound" and "excluded" not in file
+        assert session(space.folder / file["path"], runtime=DEFAULT, threads=1) is not None
 
 
 def test_where_nothing_is_left_to_ship_the_stage_stops(made, monkeypatch):

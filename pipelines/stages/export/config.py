@@ -9,6 +9,7 @@ from pydantic import Field, field_validator
 
 from compressor.errors import UserError
 from compressor.processor import weight_bits
+from compressor.tasks.task_kind import kind_of
 from export.runtimes.runtime_registry import CPU_PRECISIONS, DEFAULT, PRECISIONS, RUNNABLE, RUNTIMES, packages_of
 from pipelines.engine.stage import Entry, Problem, Stage, StageConfig, each_once
 from pipelines.file import limits
@@ -177,6 +178,11 @@ def surroundings(config: ExportConfig) -> dict[str, Any]:
 TITLES = " or ".join(RUNTIMES[name].title for name in RUNNABLE)
 
 
+def corrected(config: ExportConfig, kinds: Sequence[str]) -> dict[str, Any]:
+    """What an earlier version wrote otherwise: int8 of the dense model, which was not repaired."""
+    return {"dense_int8": 2} if "int8" in config.possible and not any(kind_of(kind).generates for kind in kinds) else {}
+
+
 SECONDS_A_FILE = 6.0
 """Estimated seconds to trace, write and load a file."""
 
@@ -209,4 +215,5 @@ STAGE = Stage(
     estimate=estimate,
     lengths=lambda config: [(("length",), config.length)] if config.length else [],
     surroundings=surroundings,
+    corrected=corrected,
 )

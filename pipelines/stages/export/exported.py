@@ -87,12 +87,15 @@ class OneFile:
         compared, say = None, self.prover.workspace.say
         try:
             compared = self.compared(self.path)
-            if compared.result.passed or not self.prover.gated:
+            if compared.result.passed:
                 say_result(compared.result, say)
                 return compared
-            error = self.prover.failure(compared.result, self.row, compared.path, bits=self.row.weight_bits())
+            if self.prover.gated:
+                error = self.prover.failure(compared.result, self.row, compared.path, bits=self.row.weight_bits())
         except (CheckError, UserError) as fault:
             error = fault
+        if compared and not self.prover.gated:
+            return self.baseline(compared)
         if self.precision == "fp32" and self.prover.gated:
             raise error
         better = self.repaired(compared) if compared and self.precision == "int8" else None
@@ -118,21 +121,41 @@ class OneFile:
         result = self.prover.compare(self.hop, self.precision, outputs, self.row, excluded, self.row.weight_bits())
         return ComparedFile(self.row, path, outputs, result, excluded)
 
+    def write_int8(self, excluded: tuple[str, ...] = ()) -> None:
+        """Write int8 with the matrices `excluded` in fp32, in place of the file that is there."""
+        write_runtime(self.runtime, self.graph, self.prover.model, self.folder, ["int8"], self.rows, excluded)
+
+    def baseline(self, failed: ComparedFile) -> ComparedFile:
+        """What is kept of a file that is only compared with: repaired as one that is shipped would be, so that the speed of
+        int8 does not pass for that of compression; where that does not help, the file that failed."""
+        if self.precision == "int8":
+            if (better := self.repaired(failed)) is not None:
+                return better
+            self.write_int8()
+        say_result(failed.result, self.prover.workspace.say)
+        return failed
+
     def repaired(self, failed: ComparedFile) -> ComparedFile | None:
-        """The first file that passes with its most sensitive matrices in fp32, which replaces the one that failed."""
+        """The first file that passes with its most sensitive matrices in fp32, which replaces the one that failed; None if none
+        passes, or one cannot be run."""
 
         def again(excluded: tuple[str, ...]) -> ComparedFile:
-            write_runtime(self.runtime, self.graph, self.prover.model, self.folder, ["int8"], self.rows, excluded)
+            self.write_int8(excluded)
             return self.compared(self.path, excluded)
 
         say, static = self.prover.workspace.say, self.row.calibrated
-        say(f"{self.hop}: refused ({why_refused(failed.result)}); sensitive matrices are left in fp32")
-        for better in repaired(self.prover, matrices(self.graph), static=static, make=again):
-            if better.result.passed:
-                say_result(better.result, say)
-                say(f"{self.hop}: passes with {in_fp32(len(better.excluded))}")
-                return replace(better, repaired=why_refused(failed.result))
-        return None
+        say(f"{self.hop}: {failed.result.verdict} ({why_refused(failed.result)}); sensitive matrices are left in fp32")
+        try:
+            made = repaired(self.prover, matrices(self.graph), static=static, make=again)
+            better = next((one for one in made if one.result.passed), None)
+        except (CheckError, UserError) as fault:
+            say(f"{self.hop}: {fault.what}")
+            return None
+        if better is None:
+            return None
+        say_result(better.result, say)
+        say(f"{self.hop}: passes with {in_fp32(len(better.excluded))}")
+        return replace(better, repaired=why_refused(failed.result))
 
 
 def in_fp32(count: int) -> str:

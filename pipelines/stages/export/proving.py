@@ -1,7 +1,7 @@
 """Parity checks of exported files: each is compared with its source model; failures are reported or repaired.
 
-Files that are shipped (the compressed model) must pass. A dense file is a baseline: exceeding its bound is recorded, and never
-stops a run.
+Files that are shipped (the compressed model) must pass. A dense file is a baseline: it is repaired, too, but exceeding its
+bound is recorded, and never stops a run.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ from pipelines.stages.loading import load_data, load_model
 def run(config: ExportConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
     """Export the dense model (`dense_of`, merged) and the compressed one, and check the files that are shipped.
 
-    A compressed file that fails is repaired, or left out and listed in `failures`; a dense one is a row in the report. Raises
-    CheckError E610, E611 if fp32 fails, or if no compressed file is left.
+    A compressed file that fails is repaired, or left out and listed in `failures`; a dense one is repaired, or a row in the
+    report. Raises CheckError E610, E611 if fp32 fails, or if no compressed file is left.
     """
     data = load_data(inputs)
     dense = merge_all(load_model(inputs.dense, inputs.base))
