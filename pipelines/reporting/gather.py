@@ -30,7 +30,7 @@ def gather(inputs: Inputs, measurements: Record) -> Record:
     # what full tuning would train: adapters and prefixes of the dense model were added by its tune
     tunable = roles["dense"]["parameters"] - roles["dense"]["inserted"]["parameters"]
     trainable, metric = trainable_rows(inputs, tunable), kind_for(inputs.task).metric
-    control = control_record(measurements, roles["compressed"], metric.key)
+    control = control_record(inputs, measurements, roles["compressed"], metric.key)
     return {
         **trained_facts(inputs),
         "metric": metric_facts(inputs),
@@ -42,9 +42,10 @@ def gather(inputs: Inputs, measurements: Record) -> Record:
         + kept_notes(inputs)
         + rival_note(usable, roles["compressed"], measurements, cells)
         + own_lengths_note(usable, roles["compressed"], candidates)
-        + [metric.note] * bool(metric.note)
+        + timing_note(metric, roles["dense"])
         + proof_notes(inputs)
-        + left_out_note(measurements),
+        + left_out_note(measurements)
+        + unshown_note(inputs),
         "baseline": roles["dense"]["name"],
         "rival": fastest["name"] if fastest else None,
         "control": control,
@@ -126,19 +127,42 @@ def proof_notes(inputs: Inputs) -> list[str]:
     if exported is None:
         return []
     notes, records = [], exported.metadata["parity"]
-    for runtime, files in exported.metadata["files"]["compressed"].items():
-        for precision, file in files.items():
-            name = f"{RUNTIMES[runtime].title} {precision}"
-            if why := file.get("repaired"):
-                spared = ", ".join(file["excluded"])
-                notes.append(f"{name} was refused with every matrix in int8 ({why}) and passes with these in fp32: {spared}.")
-            if bits := file.get("weight_bits"):
-                notes.append(f"{name} has weights of {bits} bits: this processor has no VNNI, and products of 8 bits overflow.")
-            if apart := file.get("attentions_apart"):
-                notes.append(f"{name} computes {apart} attentions by several operators each, which is slower than by one.")
+    for name, file in exported_files(exported, "compressed"):
+        if why := file.get("repaired"):
+            spared = ", ".join(file["excluded"])
+            notes.append(f"{name} was refused with every matrix in int8 ({why}) and passes with these in fp32: {spared}.")
+        if bits := file.get("weight_bits"):
+            notes.append(f"{name} has weights of {bits} bits: this processor has no VNNI, and products of 8 bits overflow.")
+        if apart := file.get("attentions_apart"):
+            notes.append(f"{name} computes {apart} attentions by several operators each, which is slower than by one.")
+    for name, file in exported_files(exported, "dense"):
+        if why := file.get("repaired"):
+            beyond = f"Dense {name} exceeds its bound with every matrix in int8 ({why})"
+            notes.append(f"{beyond} and is within it with these in fp32: {', '.join(file['excluded'])}.")
     notes += [f"{row['told']}." for row in records if row.get("told") and row["gated"]]
     beyond = [row["hop"] for row in records if not row["passed"]]
     return notes + [f"{hop} exceeds its bound: that file is a baseline here and is not deployed." for hop in beyond]
+
+
+def exported_files(exported: Artifact, model: str) -> list[tuple[str, Record]]:
+    """(runtime and precision, record) of every file of a model."""
+    runtimes = exported.metadata["files"].get(model, {})
+    return [(f"{RUNTIMES[key].title} {name}", file) for key, files in runtimes.items() for name, file in files.items()]
+
+
+def timing_note(metric: Metric, dense: Record) -> list[str]:
+    """Note on what was timed of a model that generates: not every benchmark times the further tokens, too."""
+    further = " The tokens generated behind it, on a cache, are timed apart." if dense.get("further_tokens") else ""
+    return [f"{metric.note}{further}"] if metric.note else []
+
+
+def unshown_note(inputs: Inputs) -> list[str]:
+    """Note on earlier benchmarks and reports of the run: a report shows the last benchmark, and the run's folder has the last
+    report."""
+    measured = [artifact for artifact in inputs.artifacts if artifact.kind == "measurements"]
+    files = [f"{artifact.id}/measurements.json" for artifact in measured[:-1]]
+    files += [f"{artifact.id}/report.html" for artifact in inputs.artifacts if artifact.kind == "report"]
+    return [f"Earlier results of this run are not shown here, but kept in the store: {', '.join(files)}."] if files else []
 
 
 def measured_export(inputs: Inputs) -> Artifact | None:
@@ -205,19 +229,22 @@ def usable_dense_files(inputs: Inputs, candidates: list[Record]) -> list[Record]
     return [row for row in files if hop_of("dense", row["runtime"], row["precision"]) not in beyond]
 
 
-def control_record(measurements: Record, compressed: Record, key: str) -> Record | None:
+def control_record(inputs: Inputs, measurements: Record, compressed: Record, key: str) -> Record | None:
     """The control of the last recovery, and the main metric's difference of the deployed model from it, with its interval; None
     where there is none (in measurements made before there were controls, too)."""
     control = measurements.get("control")
     if control is None:
         return None
-    return {**control_facts(control, compressed, key), "difference_interval": compressed["control_interval"]}
+    return {**control_facts(inputs, control, compressed, key), "difference_interval": compressed["control_interval"]}
 
 
-def control_facts(control: Record, compressed: Record, key: str) -> Record:
-    """A recovery's control (its stage and metadata), and the main metric's difference of the compressed model from it."""
-    facts = {name: control[name] for name in ("stage", "recoveries", "quality", "learned") if name in control}
-    return {**facts, "difference": compressed["quality"][key] - control["quality"][key]}
+def control_facts(inputs: Inputs, control: Record, compressed: Record, key: str) -> Record:
+    """The control of the last recovery (its stage and metadata), and the main metric's difference of the compressed model from
+    it. It has `learned` where it, or one from which it went on, did not learn what the pruned model did."""
+    facts = {name: control[name] for name in ("stage", "recoveries", "quality") if name in control}
+    every = [control, *(artifact.metadata.get("control", {}) for artifact in inputs.artifacts)]
+    learned = [{"learned": one["learned"]} for one in every if "learned" in one]
+    return {**facts, **(learned[0] if learned else {}), "difference": compressed["quality"][key] - control["quality"][key]}
 
 
 def trainable_rows(inputs: Inputs, dense_parameters: int) -> list[Record]:

@@ -87,8 +87,9 @@ def allocation_tables(report: Record) -> list[ReportTable]:
         Column("entropy", "r", digits("entropy")),
     ]
     note = (
-        "Positions: those that have been trained up to that step. Tensors without any: ID3's tensor sparsity. Entropy: of the "
-        "tensors' shares of such entries, over that of equal shares. Every recorded step is in the stage's allocation.json."
+        "Positions: those in Ω at that step; with deselected: freeze also those that left it and keep their values. Tensors "
+        "without any: ID3's tensor sparsity. Entropy: of the tensors' shares of such entries, over that of equal shares. "
+        "Every recorded step is in the stage's allocation.json."
     )
     return [made("allocation", "Where Ω grew", columns, records, note)] if records else []
 

@@ -83,9 +83,14 @@ def comparison_row(roles: dict[str, Record], metric: str, value, show, change) -
 
 def nonzeros_row(roles: dict[str, Record]) -> Record:
     """The weights other than zero: of a model with masks of W alone, which is not merged, those of M ⊙ W and of its deltas."""
-    alone = any(row["pattern"].endswith("of W alone") for row in roles["compressed"]["density"])
+    alone = masks_of_base(roles["compressed"])
     title = "non-zeros of masked weights and deltas, not merged" if alone else "non-zeros of the merged weights"
     return comparison_row(roles, title, lambda row: row["nonzeros"], "{:,}".format, relative)
+
+
+def masks_of_base(compressed: Record) -> bool:
+    """Whether masks hide W alone: a merge would fill their zeros, and the deltas are counted beside them."""
+    return any(row["pattern"].endswith("of W alone") for row in compressed["density"])
 
 
 def row_of(roles: dict[str, Record], metric: str, show, change) -> Record:

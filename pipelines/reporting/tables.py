@@ -27,11 +27,13 @@ from pipelines.reporting.report_table import Column, Record, ReportTable, count,
 
 def tables(report: Record) -> list[ReportTable]:
     """Every table of the report, in order; those without rows (a stage that did not run) are left out."""
+    # reports of earlier versions without a benchmark do not have it
+    chosen = (tried, sensitivity) if report.get("precision") else ()
     if report["measured"] is None:
-        return [table for table in (make(report) for make in (bare_summary, quality, density, trainable, parity)) if table.rows]
-    chosen = (tried, sensitivity) if report["precision"] else ()
-    every = (summary, quality, steps, *chosen, density, trainable, parity, variants)
-    every += (latency, time_by_kind, real_lengths, further_tokens)
+        every = (bare_summary, quality, *chosen, density, trainable, parity)
+    else:
+        every = (summary, quality, steps, *chosen, density, trainable, parity, variants)
+        every += (latency, time_by_kind, real_lengths, further_tokens)
     return [table for table in (make(report) for make in every) if table.rows]
 
 
@@ -222,8 +224,9 @@ def parity(report: Record) -> ReportTable:
     ]
     note = (
         'Outputs before and after each conversion on real validation rows. A file is refused if a fault is shown; "not shown" '
-        'passes, and the notes say which loss so many rows can detect. "Of rounding": change of the outputs, as a multiple of '
-        "the change by rounding to int8 in PyTorch. Only deployed files must pass; dense files are baselines."
+        "passes, and the notes say of compressed files which loss so many rows can detect. "
+        '"Of rounding": change of the outputs, as a multiple of the change by rounding to int8 in PyTorch. '
+        "Only deployed files must pass; dense files are baselines."
     )
     return made("parity", "Is it the same function?", columns, report["parity"], note)
 

@@ -17,6 +17,7 @@ from pipelines.reporting.gather import (
     kept_notes,
     measured_export,
     metric_facts,
+    precision,
     proof_notes,
     pruning,
     quality_by_file,
@@ -26,6 +27,7 @@ from pipelines.reporting.gather import (
     trainable_rows,
     trained_facts,
     unlearnt_notes,
+    unshown_note,
 )
 from pipelines.reporting.generated import changed, difference_in_words, generated_record, scores_of
 from pipelines.reporting.summary import (
@@ -64,6 +66,7 @@ def gather_unmeasured(inputs: Inputs, stage: Stage, why: str) -> Record:
         + teacher_notes(inputs)
         + kept_notes(inputs)
         + proof_notes(inputs)
+        + unshown_note(inputs)
         + [f"Latency was not measured: {why}."],
         "metric": metric_facts(inputs),
         "baseline": "dense",
@@ -77,6 +80,7 @@ def gather_unmeasured(inputs: Inputs, stage: Stage, why: str) -> Record:
             nonzeros_row(roles),
             comparison_row(roles, f"FLOPs of a row of {length} tokens", lambda row: row["flops"][length], giga, relative),
         ],
+        "precision": precision(inputs),
         "trainable": trainable,
         "pruning": pruning(inputs, roles),
         "targets": targets(inputs, []),
@@ -95,7 +99,7 @@ def _control(inputs: Inputs, compressed: Record, metric: Metric) -> Record | Non
     recovery = control_of(inputs.artifacts)
     if recovery is None:
         return None
-    return control_facts({"stage": recovery.entry, **recovery.metadata[CONTROL]}, compressed, metric.key)
+    return control_facts(inputs, {"stage": recovery.entry, **recovery.metadata[CONTROL]}, compressed, metric.key)
 
 
 def _record(artifact: Artifact, inputs: Inputs, apart: dict[str, int] | None = None) -> Record:

@@ -23,8 +23,11 @@ from pipelines.reporting.format import (
     verdict,
 )
 from pipelines.reporting.latency_tables import ORDER_WORDS
-from pipelines.reporting.summary import change_of, control_words, is_pruned, speed_of, speedup
+from pipelines.reporting.summary import change_of, control_words, is_pruned, masks_of_base, speed_of, speedup
 from pipelines.stages.training_plan import PASSES_OF_LABELS
+
+TAUGHT = {"logits": "outputs", "hidden": "hidden states", "both": "outputs and hidden states"}
+"""What of its teacher a recovery with texts learns, by its `distill`."""
 
 
 def headline(
@@ -85,7 +88,7 @@ def control_note(control: Record | None, compressed: Record, metric: Metric) -> 
 
 
 def teacher_note(stage: str, recovery: Record) -> str:
-    """Note on what a recovery learned from: texts without labels, and whose outputs."""
+    """Note on what a recovery learned from: texts without labels, and whose outputs or hidden states."""
     teacher = f"the model {recovery['teacher']['reference']}" if "teacher" in recovery else "the dense model"
     if "texts" not in recovery:
         return f"{stage} was distilled from {teacher}, not from the dense one."
@@ -94,7 +97,7 @@ def teacher_note(stage: str, recovery: Record) -> str:
     learned.append(f"the {texts['labelled']:,} training rows")
     if "variants" in texts:
         learned.append(f"{texts['variants']:,} random variants of these texts")
-    lines = f"{stage} learned the outputs of {teacher} on {' and on '.join(learned)}, and no labels."
+    lines = f"{stage} learned the {TAUGHT[recovery['distill']]} of {teacher} on {' and on '.join(learned)}, and no labels."
     if recovery.get("control", {}).get("learned") == "labels":
         lines += (
             " Its control, to which its own outputs teach nothing, learned the labels of the training rows instead, in at most "
@@ -196,27 +199,28 @@ def rival_note(usable: list[Record], compressed: Record, measurements: Record, c
     able, measured = [name for name in RUNNABLE if device in RUNTIMES[name].devices()], {row["runtime"] for row in candidates}
     missing = [RUNTIMES[name].title for name in able if name not in measured]
     unknown = f" No file of {' or '.join(missing)} was exported: a dense one may take less time." if missing else ""
-    if lacking := unmeasured_files(compressed, measurements):
+    if lacking := unmeasured_files(usable, compressed, measurements):
         unknown += f" No dense file {' or '.join(lacking)} was measured: it may take less time."
     return [f"Against the fastest dense file{speeds}.{unknown}"]
 
 
-def unmeasured_files(compressed: Record, measurements: Record) -> list[str]:
-    """Dense files that were not measured, of runtimes that were: of the deployed precision, and on a CPU of those narrower than
-    fp32 that it computes."""
+def unmeasured_files(usable: list[Record], compressed: Record, measurements: Record) -> list[str]:
+    """Dense files that were not measured, or are beyond their bound and not `usable`, of runtimes that were measured: of the
+    deployed precision, and on a CPU of those narrower than fp32 that it computes."""
     candidates, machine = measurements["candidates"], measurements["machine"]
     files = [(compressed["runtime"], compressed["precision"])]
     for name in [name for name in RUNNABLE if name in {row["runtime"] for row in candidates}]:
         row = RUNTIMES[name]
         able = (one for one in row.precisions if row.is_for(one, "cpu") and row.computes(one, machine["instructions"]))
         files += [(name, one) for one in able if one != "fp32" and measurements["device"] == "cpu"]
-    lacking = [(runtime, one) for runtime, one in dict.fromkeys(files) if find(candidates, "dense", one, runtime) is None]
-    return [f"{RUNTIMES[runtime].label} {precision}" for runtime, precision in lacking]
+    lacking = [(runtime, one) for runtime, one in dict.fromkeys(files) if find(usable, "dense", one, runtime) is None]
+    beyond = {(runtime, one) for runtime, one in lacking if find(candidates, "dense", one, runtime)}
+    return [f"{RUNTIMES[of[0]].label} {of[1]}{' within its bound' if of in beyond else ''}" for of in lacking]
 
 
 def own_lengths_note(usable: list[Record], deployed: Record, candidates: list[Record]) -> list[str]:
     """Note on the speed over the fastest of the `usable` dense files on rows of their own lengths, in each way they were timed,
-    and on a compressed file that is faster there than the deployed one: fixed shapes may hide both."""
+    and on a compressed file that is faster there than the one shown: fixed shapes may hide both."""
     passes = deployed.get("real_lengths")
     if not (usable and passes):
         return []
@@ -228,7 +232,7 @@ def own_lengths_note(usable: list[Record], deployed: Record, candidates: list[Re
         gained = speed_of(timed, pass_of(other, timed))
         if gained.low > 1 and gained.ratio > 1 + GAIN:
             faster_ones.append(f"{file_of(other)} {way_of(timed)}, by {factor(gained.ratio)}")
-    told = f" Of the compressed files another one is faster than the deployed: {', '.join(faster_ones)}." if faster_ones else ""
+    told = f" Another compressed file is faster than the one shown: {', '.join(faster_ones)}." if faster_ones else ""
     return [f"On rows of their own lengths, against the fastest dense file of each: {', '.join(speeds)}.{told}"]
 
 
@@ -257,7 +261,7 @@ def apart_note(compressed: Record, length: str) -> list[str]:
     return [
         f"The deltas are kept apart (merge: false): {apart['parameters']:,} parameters and {giga(flops)} FLOPs for a row of "
         f"{length} tokens ({percent(flops / compressed['flops'][length])}), which merging would save. "
-        "All figures but non-zeros, which are of the merged weights, include them."
+        f"All figures{'' if masks_of_base(compressed) else ' but non-zeros, which are of the merged weights,'} include them."
     ]
 
 
@@ -299,7 +303,7 @@ def facts(report: Record) -> list[tuple[str, str]]:
         ("Target", "; ".join(aimed(row) for row in report["targets"])),
         ("Latency", latency.format(**measured) if measured else "not measured"),
         ("Machine", f"{computed_by}, {machine['cores']} cores, {machine['threads']} used, {machine['system']}"),
-        ("Instructions", ", ".join(machine["instructions"])),
+        ("Instructions", instructions_text(machine)),
         ("Limits", limits_text(measured.get("limits"))),
         ("Disturbed", disturbance(measured.get("waited", 0.0))),
         (
@@ -314,6 +318,13 @@ def facts(report: Record) -> list[tuple[str, str]]:
         ("Seed", str(report["seed"])),
     ]
     return [(name, value) for name, value in rows if value]
+
+
+def instructions_text(machine: Record) -> str:
+    """The processor's instruction sets, and the environment variables that keep libraries from some of them."""
+    names = ", ".join(machine["instructions"])
+    limits = [f"{name}={value}" for name, value in machine.get("limits", {}).items()]
+    return f"{names or 'not known'}; limited by {' and '.join(limits)}" if limits else names
 
 
 def tasks_read(report: Record) -> dict[str, Record]:

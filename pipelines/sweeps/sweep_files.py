@@ -93,8 +93,7 @@ def _tables(result: SweepResult, trials: Sequence[SweepTrial]) -> list[tuple[str
         note = f"Trials from best to worst by {result.search.metric}. They were chosen by these validation rows: "
         note += "expect less of the best one on other rows."
         tables.append((note, (result.search.columns, result.search.rows, len(result.titles) + 1)))
-    spread = "Quality on all validation rows; std is the standard deviation of the sample (n − 1)."
-    tables.append((spread, (result.columns, result.rows, words + 2)))
+    tables.append((_measured(result), (result.columns, result.rows, words + 2)))
     if result.comparisons:
         tables.append((_note(result), (COMPARED, [row.cells() for row in result.comparisons], 3)))
     if result.costs:
@@ -131,6 +130,13 @@ def _cell(spread: Spread | None) -> str:
 
 def _settings(trial: SweepTrial) -> list[str]:
     return [*(f"{key}: {trial.values[key]}" for key in trial.values if key in trial.named), *trial.settings]
+
+
+def _measured(result: SweepResult) -> str:
+    """What the figures of every stage are of."""
+    aimed = any(spread.metric in ("predicted", "measured") for spread in result.spreads)
+    target = "; predicted and measured are of the target" if aimed else ""
+    return f"Metrics are of all validation rows or the named file{target}; std is the standard deviation of the sample (n − 1)."
 
 
 def _note(result: SweepResult) -> str:

@@ -79,6 +79,7 @@ def test_what_is_hidden_in_w_alone_is_exported_with_the_delta_apart(tmp_path):
     assert (row["pattern"], row["entries"], row["nonzeros"]) == ("unstructured, of W alone", adapted + others, left)
     (planned,) = [row for row in plan.rows() if row[0].startswith("non-zeros")]
     assert "of W alone" in planned[0] and planned[2].startswith(f"{left:,} (")
+    assert any(note.endswith("which merging would save. All figures include them.") for note in report["notes"])
 
 
 @pytest.mark.parametrize(

@@ -438,7 +438,9 @@ def test_a_family_of_targets_shares_the_tune(project, tmp_path, tables, unmeasur
     assert [one["values"] for one in content["trials"]] == [{"prune.target.flops": value} for value in (0.9, 0.6)]
     reached = [row["mean"] for row in content["summary"] if row["metric"] == "predicted"]
     assert 0.8 < reached[0] <= 0.9 and 0.5 < reached[1] <= 0.6
-    assert f"| 0.9 | prune | predicted | 1 | {reached[0]:.4f} | 0.0000 |" in (folder / "sweep.md").read_text()
+    text = (folder / "sweep.md").read_text()
+    assert f"| 0.9 | prune | predicted | 1 | {reached[0]:.4f} | 0.0000 |" in text
+    assert "or the named file; predicted and measured are of the target; std is" in text
     assert "trial 1 of 2: flops-0.9" in shown and f"{reached[1]:.4f}" in shown
 
 

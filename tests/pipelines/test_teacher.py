@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers import Tokenizer, normalizers, pre_tokenizers
 
 from compressor.errors import UserError
 from compressor.tasks import TaskConfig
@@ -14,9 +14,10 @@ from pipelines.check.checkup import account_of, lines_of
 from pipelines.check.estimate import files_of
 from pipelines.engine.preflight import check_inputs, check_tokens, make_plan
 from pipelines.engine.runner import run_pipeline
+from pipelines.engine.stage import Inputs
 from pipelines.file.config import load_pipeline
 from pipelines.reporting.words import teacher_note
-from pipelines.stages.recover import lessons
+from pipelines.stages.recover import control, lessons
 from tests.pipelines.toys import tree
 from tests.tiny import FILLER, GOOD, sentence, write_model, write_pipeline
 
@@ -79,6 +80,41 @@ def test_same_is_counted_as_what_it_continues(project, between):
     named = ["recover.method=lora", "recover.rank=2"] if between else ["recover.method=full"]
     same, other = (make_plan(check_inputs(load_pipeline(path, options))).trainable[-1] for options in ([], named))
     assert same == other
+
+
+@pytest.mark.parametrize("first", ["labels", "texts"])
+def test_a_control_that_two_recoveries_share_is_told_by_what_each_learns(project, tmp_path, monkeypatch, first):
+    """On labels it is trained as the recovered model, beside texts it is not: whichever ran first in the store."""
+    counted, train = [], control._train
+    monkeypatch.setattr(control, "_train", lambda *given: counted.append(1) or train(*given))
+    of_labels = ["recover.texts=null", "recover.distill=false", "recover.epochs=2"]
+    overrides = {"labels": of_labels, "texts": []}
+    made = {
+        name: run_pipeline(load_pipeline(project, ["recover.learning_rate=5e-5", *overrides[name]]), tmp_path / "out")
+        for name in sorted(overrides, key=lambda name: name != first)
+    }
+    controls = {name: run.artifacts["recover"].metadata["control"] for name, run in made.items()}
+    assert counted == [1] and controls["texts"] == {**controls["labels"], "learned": "labels"} != controls["labels"]
+
+
+@pytest.mark.slow
+def test_a_recovery_behind_one_on_texts_has_a_control_on_labels(project, tmp_path):
+    """The control of the second learns what its recovery does, but goes on from one that learned labels further."""
+    second = {"recover": {"id": "again", "method": "full", **FAST}}
+    path = write_pipeline(project.parent, stages=[TUNE, PRUNE, TEXTS, second, {"report": None}], rows=40)
+    run = run_pipeline(load_pipeline(path, ["recover.steps=3", "again.steps=3"]), tmp_path / "out")
+    assert "learned" not in run.artifacts["again"].metadata["control"]
+    report = json.loads((run.folder / "report.json").read_text())
+    assert "of the control (dense, trained further on the labels) on " in report["headline"]
+    assert not any("trained as long" in told for told in [report["headline"], *report["notes"]])
+
+
+@pytest.mark.parametrize(
+    ("distill", "learned"), [("logits", "outputs"), ("hidden", "hidden states"), ("both", "outputs and hidden states")]
+)
+def test_the_note_says_what_of_the_teacher_was_learned(distill, learned):
+    recovery = {"distill": distill, "texts": {"rows": 0, "labelled": 40, "variants": 9}}
+    assert teacher_note("recover", recovery).startswith(f"recover learned the {learned} of the dense model on the 40 training")
 
 
 @pytest.mark.slow
@@ -185,6 +221,52 @@ def test_a_text_that_is_scored_is_not_learnt(project):
     (project.parent / "scored.tsv").write_text(f"sentence\tlabel\n {scored.replace(' ', '  ')} \tclass0\n")
     account = account_of(check_inputs(load_pipeline(project, [f"task.test={project.parent / 'scored.tsv'}"])))
     assert (account["files"]["recover.texts"]["rows"], account["files"]["recover.texts"]["left_out"]) == (39, 42)
+
+
+def read_as(normalizer, project: Path) -> None:
+    """Have the base's tokenizer normalize texts by this."""
+    file = project.parent / "model" / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.normalizer = normalizer
+    tokenizer.save(str(file))
+
+
+def drawn(project: Path, *overrides: str) -> list[str]:
+    """The texts of its recovery."""
+    ready = check_inputs(load_pipeline(project, overrides))
+    texts, _ = lessons.drawn_texts(ready.pipeline.stages[-1].config, Inputs(ready.base, ready.pipeline.task, seed=0))
+    return [text for (text,) in texts.texts]
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "rows"), [(normalizers.NFC(), 40), (normalizers.Lowercase(), 39), (normalizers.BertNormalizer(), 39)]
+)
+def test_a_text_that_an_uncased_model_reads_as_a_scored_one_is_not_learnt(project, normalizer, rows):
+    """A cased one reads another text."""
+    scored, file = (project.parent / "texts.txt").read_text().splitlines()[2], project.parent / "scored.tsv"
+    file.write_text(f"sentence\tlabel\n {scored.upper()} \tclass0\n")
+    read_as(normalizer, project)
+    facts = account_of(check_inputs(load_pipeline(project, [f"task.test={file}"])))["files"]["recover.texts"]
+    assert (facts["rows"], facts["left_out"]) == (rows, 81 - rows)
+    assert len(drawn(project, f"task.test={file}")) == rows
+
+
+def test_a_variant_that_an_uncased_model_reads_as_a_scored_text_is_not_learnt(project):
+    keys, file = ["recover.texts=null", "recover.augment=1"], project.parent / "scored.tsv"
+    made = drawn(project, *keys)
+    file.write_text("sentence\tlabel\n" + "".join(f"{text.upper()}\tclass0\n" for text in made))
+    assert drawn(project, f"task.test={file}", *keys) == made
+    read_as(normalizers.Lowercase(), project)
+    assert not {*drawn(project, f"task.test={file}", "recover.texts=null", "recover.augment=2")} & {*made}
+
+
+def test_texts_that_an_uncased_model_reads_as_the_tasks_are_refused_before_a_run(project):
+    rows = (project.parent / "train.tsv").read_text().splitlines()[1:]
+    (project.parent / "texts.txt").write_text("".join(f"{row.split(chr(9))[0].upper()}\n" for row in rows))
+    check_tokens(check_inputs(load_pipeline(project)))
+    read_as(normalizers.Lowercase(), project)
+    with pytest.raises(UserError, match=r"E204 .*texts.txt: every text is in a file of the task.*recover.texts"):
+        check_tokens(check_inputs(load_pipeline(project)))
 
 
 def of_tags(folder: Path) -> str:

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 SPEEDS = {"dense PyTorch fp32": 30.0, "dense ONNX fp32": 20.0, "dense ONNX int8": 12.0}
 
 
@@ -40,6 +42,18 @@ def test_a_share_of_the_limit_is_shown_where_it_was_measured(write):
 
     page = (write(edit=edit) / "report.md").read_text()
     assert "| compressed ONNX int8 | 8 | 128 | 6.00 | 0.500 | 1,330 | 5.00 × | 50.0 % (memory) |" in page
+
+
+@pytest.mark.parametrize(
+    ("kind", "timed"), [("generation", "of one pass over a prompt"), ("text2text", "that of the first token")]
+)
+def test_only_further_tokens_that_were_timed_are_told(write, kind, timed):
+    """With further_tokens: false, and on CUDA, there are none."""
+    for edit in (None, written):
+        report = json.loads((write(kind=kind, edit=edit) / "report.json").read_text())
+        (note,) = [note for note in report["notes"] if timed in note]
+        assert note.endswith(" The tokens generated behind it, on a cache, are timed apart.") is (edit is written)
+        assert ("timed apart" in note) is (edit is written)
 
 
 def test_a_model_that_writes_nothing_has_none(write):

@@ -45,6 +45,8 @@ def test_its_table_and_figures(report):
         ("tune", "5", "8", "16.7 %", "0.500"),
         ("tune", "9", "10", "0.0 %", "0.500"),
     ]
+    # with repeat what leaves Ω returns to its pretrained value, and is counted no longer
+    assert table.note.startswith("Positions: those in Ω at that step; with deselected: freeze also those that left it and keep")
     maps, lines = allocation_figures(report)
     assert maps["data"][1]["z"] == report["allocation"][0]["last"] and "15.0 % and 15.0 %" in maps["caption"]
     assert maps["layout"]["xaxis2"]["title"]["text"] == "block, step 9"

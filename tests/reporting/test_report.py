@@ -21,6 +21,7 @@ from export.parity.compare import compare
 from pipelines.engine.stage import Artifact, BaseModelReference, Inputs, Stage, StageConfig
 from pipelines.reporting.figures import figures, losses, share_by_bin
 from pipelines.reporting.format import Speed, faster, gain, points, points_between, significant, smaller, verdict
+from pipelines.reporting.gather import time_of
 from pipelines.reporting.generated import changed
 from pipelines.reporting.render import to_html, to_markdown
 from pipelines.reporting.summary import change_of, latency_row
@@ -88,6 +89,14 @@ def row(report, start):
     return next(row for row in report["summary"] if row["metric"].startswith(start))
 
 
+def test_what_kept_libraries_from_instructions_is_told(write):
+    limits = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
+    folder = write(edit=lambda measured: measured.update(machine={**MACHINE, "limits": limits}))
+    for text in (page(folder).text, (folder / "report.md").read_text(encoding="utf-8")):
+        told = "movep; limited by ONEDNN_MAX_CPU_ISA=AVX2 and ATEN_CPU_CAPABILITY=avx2"
+        assert told in text.replace(r"\_", "_")  # escaped in Markdown
+
+
 @pytest.mark.parametrize(("device", "named"), [("cpu", "Motorola 68000"), ("cuda", "Voodoo 2")])
 def test_the_machine_is_the_one_that_measured(write, device, named):
     folder = write(edit=lambda measured: measured.update(device=device))
@@ -144,6 +153,21 @@ def test_a_dense_file_beyond_its_bound_is_no_rival(write, monkeypatch):
     monkeypatch.setitem(STAGES, "export", (kind, {**metadata, "parity": records}))
     report = load(write())
     assert report["rival"] == "dense ONNX fp32" and "the fastest dense file, ONNX fp32)" in report["headline"]
+    (note,) = [note for note in report["notes"] if note.startswith("Against the fastest dense file")]
+    assert note.endswith(" No dense file ONNX int8 within its bound was measured: it may take less time.")
+
+
+def test_a_repaired_dense_file_is_a_rival_that_is_told(write, monkeypatch):
+    kind, metadata = STAGES["export"]
+    int8 = {"excluded": ["first", "second"], "repaired": "a loss is shown"}
+    dense = {"onnxruntime": {"fp32": {}, "int8": int8}}
+    monkeypatch.setitem(STAGES, "export", (kind, {**metadata, "files": {**metadata["files"], "dense": dense}}))
+    report = load(write())
+    assert report["rival"] == "dense ONNX int8" and "within its bound was measured" not in " ".join(report["notes"])
+    assert (
+        "Dense ONNX Runtime int8 exceeds its bound with every matrix in int8 (a loss is shown) and is within it with these in "
+        "fp32: first, second."
+    ) in report["notes"]
 
 
 def test_the_files_that_were_timed_are_judged_not_those_of_a_later_export(write, monkeypatch):
@@ -236,7 +260,7 @@ def test_on_own_lengths_the_fastest_dense_file_may_be_another_and_so_may_the_com
     (note,) = [note for note in report["notes"] if note.startswith("On rows of their own lengths")]
     assert note == (
         "On rows of their own lengths, against the fastest dense file of each: 1.21 × faster one by one (ONNX int8), 1.81 × "
-        "faster in batches of 8 as they come (OpenVINO int8). Of the compressed files another one is faster than the deployed: "
+        "faster in batches of 8 as they come (OpenVINO int8). Another compressed file is faster than the one shown: "
         "ONNX int8 one by one, by 1.47 ×."
     )
 
@@ -330,6 +354,23 @@ def test_the_control_is_in_headline_summary_and_notes(write):
         for note in report["notes"]
     )
     assert without["control"] is None and "control" not in without["headline"] + " ".join(without["notes"])
+
+
+def test_a_control_that_went_on_from_one_on_labels_is_told_as_such(write, monkeypatch):
+    """Of the first of two recoveries, that of texts; the second one's control learned what its recovery did."""
+
+    def edit(measured):
+        measured["control"] = {"stage": "recover-2", "quality": quality(0.87875), "recoveries": 2, "losses": []}
+        for one in measured["candidates"][-2:]:
+            one["control_interval"] = [-0.03875, -0.005]
+
+    kind, metadata = STAGES["recover"]
+    of_labels = {"quality": quality(0.87), "recoveries": 1, "learned": "labels"}
+    monkeypatch.setitem(STAGES, "recover", (kind, {**metadata, "control": of_labels}))
+    report = load(write(edit=edit))
+    assert "87.9 % of the control (dense, trained further on the labels): " in report["headline"]
+    assert report["control"]["learned"] == "labels" and row(report, "accuracy, control (dense, trained further on the labels)")
+    assert not any("trained as long" in note for note in report["notes"])
 
 
 @pytest.mark.parametrize(
@@ -435,6 +476,17 @@ def test_a_count_that_is_no_sum_over_matrices_stands_alone(write, monkeypatch):
     """VeRA's two matrices are shared: each matrix that is tuned adds m + r entries."""
     monkeypatch.setitem(STAGES, "tune", ("model", training("vera", 256, ("query", "value"), 7_680, 0.86, places=0)))
     assert load(write())["trainable"][0]["closed_form"] == "7,680"
+
+
+def test_only_of_compressed_files_the_notes_say_which_loss_would_be_seen(write, monkeypatch):
+    kind, metadata = STAGES["export"]
+    records = [one | {"verdict": "not shown", "told": f"{one['hop']} passes, but"} for one in metadata["parity"]]
+    monkeypatch.setitem(STAGES, "export", (kind, {**metadata, "parity": records}))
+    report = load(write())
+    (table,) = [table for table in tables(report) if table.id == "parity"]
+    assert '"not shown" passes, and the notes say of compressed files which loss so many rows can detect.' in table.note
+    told = " ".join(report["notes"])
+    assert "compressed: PyTorch -> ONNX int8 passes, but." in told and "dense: PyTorch -> ONNX int8 passes" not in told
 
 
 def test_every_parity_hop_in_order(write):
@@ -748,6 +800,13 @@ def test_a_target_stands_beside_what_was_measured(write, monkeypatch, target, sa
     assert load(folder)["targets"][0]["stage"] == "prune"
 
 
+@pytest.mark.parametrize(("rows", "batch", "ms"), [(64, 8, 3.0), (96, 48, 12.0), (50, 8, 3.84), (20, 48, 24.0)])
+def test_the_mean_batch_of_own_lengths_is_a_whole_one(rows, batch, ms):
+    """50 rows in eights are six batches and a quarter, not seven; 20 rows are all of a batch of 48."""
+    passes = [{"order": order, "batch": batch, "rows": rows, "p50": p50} for order, p50 in (("arrival", 24.0), ("sorted", 1.0))]
+    assert time_of({"latency": [], "real_lengths": passes}, batch, None) == pytest.approx(ms)
+
+
 def test_a_target_does_not_stand_beside_times_of_a_gpu(write, monkeypatch):
     told = {"told": "target 2, measured 2", "criterion": {"heads": "taylor"}, "table": "latency-0", "goal": "speedup"}
     cell = {"batch": 8, "length": 128, "precision": "fp32", "runtime": "onnxruntime"}
@@ -772,7 +831,8 @@ def test_the_time_of_a_target_is_written_as_every_other_time(write, monkeypatch)
     assert aimed({"told": "target 0.500 of the FLOPs", "criterion": {}}) == "target 0.500 of the FLOPs"
 
 
-def test_what_precision_auto_tried_is_told_with_its_reasons(write, monkeypatch):
+def account_of_auto():
+    """What `precision: auto` records: int8 with one matrix in fp32 is kept."""
     int8 = {"runtime": "onnxruntime", "precision": "int8", "ms": 78.0, "speed": 3.1}
     tried = [
         {
@@ -798,14 +858,17 @@ def test_what_precision_auto_tried_is_told_with_its_reasons(write, monkeypatch):
         {"name": "bert.embeddings.token_type_embeddings", "difference": 0.0161},
         {"name": "classifier", "difference": 0.001},
     ]
-    account = {
+    return {
         "budget": 0.5, "rows": 800, "ranking_rows": 32, "most_excluded": 0.5, "batch": 8, "length": 128, "rounds": 10,
         "tried": tried, "sensitivity": {"onnxruntime": ranking}, "matrices": {"onnxruntime": 41},
         "kept": {"runtime": "onnxruntime", "precision": "int8", "excluded": ["bert.embeddings.token_type_embeddings"]},
         "waited": 0.4,
     }  # fmt: skip
+
+
+def test_what_precision_auto_tried_is_told_with_its_reasons(write, monkeypatch):
     kind, metadata = STAGES["export"]
-    monkeypatch.setitem(STAGES, "export", (kind, {**metadata, "auto": account}))
+    monkeypatch.setitem(STAGES, "export", (kind, {**metadata, "auto": account_of_auto()}))
     text = (write() / "report.md").read_text()
     assert "| onnxruntime | int8 | 0 | 78.0 | 3.10 × | −0.6 points | 98.8 % | loses 0.63 points, 0.5 allowed |" in text
     assert "| onnxruntime | int8 | 1 | 78.0 | 3.10 × | −0.1 points | 99.1 % | kept: within the budget |" in text
@@ -823,9 +886,37 @@ def test_files_that_were_not_measured_and_deltas_that_were_not_merged_are_told(w
 
     notes = load(write(edit=edit))["notes"]
     assert "Not measured on this device: dense ONNX fp16 (a file for CUDA)." in notes
-    assert any(
-        note.startswith("The deltas are kept apart (merge: false): 147,648 parameters and 0.0378 G FLOPs") for note in notes
-    )
+    (note,) = [note for note in notes if note.startswith("The deltas are kept apart (merge: false): ")]
+    assert note.startswith("The deltas are kept apart (merge: false): 147,648 parameters and 0.0378 G FLOPs")
+    assert note.endswith(" which merging would save. All figures but non-zeros, which are of the merged weights, include them.")
+
+
+def test_of_masks_of_w_alone_the_non_zeros_include_the_deltas_that_are_kept_apart(write):
+    """A merge would fill what they hide: the summary counts both, and the note must not say otherwise."""
+
+    def edit(measured):
+        for one in measured["candidates"]:
+            one["apart"] = {"parameters": 147_648, "flops": {"128": 37_797_888}}
+            if one["model"] == "compressed":
+                one["density"] = [{"pattern": "unstructured, of W alone", "matrices": 2, "entries": 1_000, "nonzeros": 700}]
+
+    report = load(write(edit=edit))
+    assert row(report, "non-zeros")["metric"] == "non-zeros of masked weights and deltas, not merged"
+    (note,) = [note for note in report["notes"] if note.startswith("The deltas are kept apart (merge: false): ")]
+    assert note.endswith(" which merging would save. All figures include them.")
+
+
+def test_earlier_benchmarks_and_reports_of_the_run_are_named(write, monkeypatch):
+    """The last benchmark alone is shown, and the last report alone is in the folder of the run."""
+    assert not any("Earlier results" in note for note in load(write())["notes"])
+    last = STAGES["benchmark"]
+    monkeypatch.delitem(STAGES, "benchmark")
+    for entry, made in {"benchmark-1": last, "report": ("report", {}), "benchmark": last}.items():
+        monkeypatch.setitem(STAGES, entry, made)
+    assert (
+        "Earlier results of this run are not shown here, but kept in the store: benchmark-1-0a1b2c/measurements.json, "
+        "report-0a1b2c/report.html."
+    ) in load(write(stages=tuple(STAGES)))["notes"]
 
 
 def test_without_a_benchmark_the_comparisons_of_files_are_told_all_the_same(tmp_path):
@@ -844,6 +935,7 @@ def test_without_a_benchmark_the_comparisons_of_files_are_told_all_the_same(tmp_
             }
         },
         "apart": {"parameters": 500, "macs": 50},
+        "auto": account_of_auto(),
     }
     trained = {**STAGES["tune"][1], "merged": True}
     merged = {"merged": True, "quality": quality(0.86)}
@@ -865,6 +957,9 @@ def test_without_a_benchmark_the_comparisons_of_files_are_told_all_the_same(tmp_
     report_stage.STAGE.perform(report_stage.ReportConfig(), inputs, Folder(tmp_path / "out"))
     report = load(tmp_path / "out")
     told, rows = report["notes"], {row["metric"]: row for row in report["summary"]}
+    assert [table.id for table in tables(report)][2:4] == ["precision", "sensitivity"]
+    assert "| onnxruntime | int8 | 1 | 78.0 |" in (tmp_path / "out" / "report.md").read_text()
+    assert not any(table.id == "precision" for table in tables({**report, "precision": None}))
     # as with a benchmark: what the recovery would have gained without pruning, and what an unmerged delta costs
     assert report["headline"].endswith("dense and 88.0 % of the control (dense, trained as long) on 800 rows")
     assert report["control"]["difference"] == pytest.approx(-0.02) and "accuracy, control (dense, trained as long)" in rows

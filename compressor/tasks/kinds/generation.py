@@ -121,7 +121,7 @@ def metric_inputs(outputs: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, 
 
 
 NO_END = "the tokenizer has no end of sentence, by which a text that is generated would end"
-TIMED = "Latency and throughput are of one pass over a prompt; the tokens generated behind it, on a cache, are timed apart."
+TIMED = "Latency and throughput are of one pass over a prompt."
 
 
 def in_perplexity(value: float) -> str:

@@ -25,8 +25,8 @@ from compressor.tasks.rows import Split
 from compressor.tasks.task_kind import Example, text_cells
 
 TIMED = (
-    "Latency is that of the first token: the encoder over a whole source, and one step of the decoder behind it. The tokens "
-    "that follow are timed apart. FLOPs are counted for a source and a target of so many tokens each."
+    "FLOPs are counted for a source and a target of so many tokens each. Latency is that of the first token: the encoder over "
+    "a whole source, and one step of the decoder behind it."
 )
 
 
