@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 
+from benchmarks.arguments import round_count
 from compressor.errors import UserError
 from compressor.processor import processor
 from export.generation.greedy import facts_of, open_live
@@ -75,7 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--prompt", type=int, default=16, help="tokens of a prompt [%(default)s]")
     parser.add_argument("--new", type=int, default=32, help="tokens behind it [%(default)s]")
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=round_count, default=15)
     parser.add_argument("--threads", type=int)
     options = parser.parse_args(arguments)
     try:

@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 from torch import nn
 
+from benchmarks.arguments import round_count
 from compressor.cost import shape_of
 from compressor.models.anatomy import layers_of
 from compressor.models.hub import build, resolve
@@ -35,11 +36,18 @@ PLANS = {"dense": (0.0, 0.0), "3 heads": (0.25, 0.0), "6 heads": (0.5, 0.0), "6 
 
 
 def pruned(folder: Path, heads: float, neurons: float) -> nn.Module:
-    """The model with the first share of heads and neurons taken out of each layer."""
+    """The model with the first share of heads (in groups that share keys and values) and neurons taken out of each layer.
+
+    Raises SystemExit where that share of heads is no whole number: the plans are named for what they remove.
+    """
     model = build(folder, ["0", "1"])
+    layers = layers_of(model)
+    for units in {layer.units("heads") for layer in layers}:
+        if heads * units % 1:
+            raise SystemExit(f"{folder}: {heads:g} of {units} heads (or groups with shared keys and values) is no whole number")
     removals = {
-        number: Removal(list(range(round(heads * layer.heads))), list(range(round(neurons * layer.neurons))))
-        for number, layer in enumerate(layers_of(model))
+        number: Removal(list(range(round(heads * layer.units("heads")))), list(range(round(neurons * layer.neurons))))
+        for number, layer in enumerate(layers)
     }
     if heads or neurons:
         remove(model, removals)
@@ -91,7 +99,7 @@ def main() -> int:
     """Measure, print, and write what was asked for; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="folder, or package:NAME/PATH")
-    parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--rounds", type=round_count, default=50)
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--json", type=Path)

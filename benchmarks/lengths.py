@@ -17,8 +17,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 import numpy as np
 
+from benchmarks.arguments import round_count
 from compressor.models.hub import find_folder
 from compressor.tasks import TaskConfig
 from compressor.tasks.data import Data, read_data
@@ -125,7 +128,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=128)
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=5, help="later passes of a process")
+    parser.add_argument("--rounds", type=round_count, default=5, help="later passes of a process")
     parser.add_argument("--repeats", type=int, default=3, help="processes of every way")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(

@@ -176,14 +176,15 @@ def model_of(reference: str) -> nn.Module:
 
 
 def narrowed(model: nn.Module, share: float) -> nn.Module:
-    """The model with its last heads and neurons alone, this share of them in each layer, in place."""
-    removals = {
-        number: Removal(
-            list(range(layer.heads - round(share * layer.heads))),
-            list(range(layer.neurons - kept_neurons(layer.neurons, share))),
-        )
-        for number, layer in enumerate(layers_of(model))
-    }
+    """The model with its last heads (in groups that share keys and values) and neurons alone, this share of them in each layer,
+    in place. Raises SystemExit where that are no heads, or all."""
+    removals = {}
+    for number, layer in enumerate(layers_of(model)):
+        heads = layer.units("heads")
+        if not 0 < (kept := round(share * heads)) < heads:
+            raise SystemExit(f"a share of {share:.2f} of {heads} heads (or groups with shared keys and values) cannot be kept")
+        gone = list(range(layer.neurons - kept_neurons(layer.neurons, share)))
+        removals[number] = Removal(list(range(heads - kept)), gone)
     remove(model, removals)
     return model
 

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.arguments import round_count
 
 
-@pytest.mark.parametrize("script", ["onnx_speed", "rpca", "switch", "tiles", "train_step"])
+@pytest.mark.parametrize("script", ["generation", "latency", "lengths", "onnx_speed", "rpca", "switch", "tiles", "train_step"])
 def test_one_round_is_too_few_for_quartiles(script, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", [f"{script}.py", "--rounds", "1"])
     with pytest.raises(SystemExit, match="2"):

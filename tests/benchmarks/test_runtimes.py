@@ -212,6 +212,12 @@ def test_a_share_is_kept_of_heads_and_of_whole_kernels_of_neurons(share):
     assert {layer.heads for layer in layers_of(runtimes.narrowed(tiny("bert"), share))} == {round(4 * share)}
 
 
+def test_a_share_of_heads_is_one_of_groups_that_share_keys_and_values():
+    assert {layer.units("heads") for layer in layers_of(runtimes.narrowed(tiny("llama"), 1 / 2))} == {1}
+    with pytest.raises(SystemExit, match=r"0\.75 of 2 heads"):
+        runtimes.narrowed(tiny("llama"), 3 / 4)
+
+
 def test_bert_large_has_its_parameters():
     """336 M: Devlin et al. 2019, table of sizes (340 M there, rounded), less the heads of pretraining."""
     from transformers import AutoConfig
