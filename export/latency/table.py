@@ -94,15 +94,15 @@ class LatencyTable:
         return table
 
 
-def probes(model: nn.Module) -> list[dict[int, Removal]]:
+def probes(model: nn.Module, reads_first: bool | None = None) -> list[dict[int, Removal]]:
     """Removals to time for the cost of every structure that can be removed from `model`; blocks that others depend on are left
-    as they are.
+    as they are. Whether the head reads the first token alone is by default found by a pass, for which a model needs weights.
 
     A last block of which files compute one token keeps a head: without any, nothing reads the other tokens of the blocks before
     it, and files compute one token there, too.
     """
     layers = dict(enumerate(layers_of(model)))
-    last = len(layers) - 1 if reads_first_token(model) else None
+    last = len(layers) - 1 if (reads_first_token(model) if reads_first is None else reads_first) else None
     removals = []
     for structure in (name for name in STRUCTURES if name != "heads" or heads_can_go(model)):
         free = {n: layer for n, layer in layers.items() if layer.units(structure) and not layer.needed}

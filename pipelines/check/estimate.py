@@ -8,13 +8,15 @@ The rules give the order of magnitude:
   measured in FLOPs (robust PCA, tracing, a server, a latency table) counts as a number of seconds. Each stage's row has its
   rule;
 - FLOPs run at a share of the speed of one large matrix product on this machine, between FAST and SLOW;
-- training holds 16 bytes for each parameter that it trains and 4 for the others, and the activations of its largest batch.
+- training holds 16 bytes for each parameter that it trains and 4 for the others, and the activations of its largest batch;
+- what is timed against each other is open at once, one process a file; files that are only timed are temporary ones.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,11 +51,15 @@ def needs_of(pipeline: Pipeline, plans: Sequence[Plan], account: dict[str, Any],
     flops, constant = sum(estimate["flops"] for estimate in works), sum(estimate["seconds"] for estimate in works)
     seconds = (flops / (FAST * speed) + constant, flops / (SLOW * speed) + SPREAD * constant)
     memory = LIBRARIES + max((estimate["memory"] for estimate in works), default=0)
-    disk = sum(estimate["disk"] for estimate in works)
-    free = {"memory": free_memory(), "disk": free_disk(out)}
-    for name, need in (("memory", memory), ("disk", disk)):
-        if need > free[name]:
-            account["warnings"].append(f"about {human_bytes(need)} of {name} are needed, {human_bytes(free[name])} are free")
+    disk, temporary = sum(estimate["disk"] for estimate in works), max((estimate["temporary"] for estimate in works), default=0)
+    folder = Path(tempfile.gettempdir())
+    free = {"memory": free_memory(), "disk": free_disk(out), "temporary": free_disk(folder)}
+    if apart := on_another_disk(folder, out):
+        _warn(account, "temporary files", temporary, free["temporary"], f" in {folder}")
+    else:
+        disk += temporary
+    _warn(account, "memory", memory, free["memory"])
+    _warn(account, "disk", disk, free["disk"])
     least, most = (human_seconds(bound) for bound in seconds)
     busy = "; other programs keep the processors busy" if os.getloadavg()[0] > (os.cpu_count() or 1) else ""
     lines = {
@@ -61,14 +67,24 @@ def needs_of(pipeline: Pipeline, plans: Sequence[Plan], account: dict[str, Any],
         "memory": f"about {human_bytes(memory)}, {human_bytes(free['memory'])} free",
         "disk": f"about {human_bytes(disk)}, {human_bytes(free['disk'])} free",
     }
+    if apart and temporary:
+        lines["temporary files"] = f"about {human_bytes(temporary)}, {human_bytes(free['temporary'])} free in {folder}"
     return {
         "seconds": seconds,
         "flops_a_second": speed,
         "memory_bytes": memory,
         "disk_bytes": disk,
+        "temporary_bytes": temporary,
         "free": free,
         "told": lines,
     }
+
+
+def _warn(account: dict[str, Any], name: str, need: int, free: int, where: str = "") -> None:
+    """Add a warning to the account where more is needed than is free."""
+    if need > free:
+        what = f"about {human_bytes(need)} of {name} are needed"
+        account["warnings"].append(f"{what}, {human_bytes(free)} are free{where}")
 
 
 def files_of(entry: Entry, account: dict[str, Any]) -> dict[str, Any]:
@@ -96,9 +112,10 @@ def rows_of(account: dict[str, Any]) -> dict[str, Any]:
 
 
 def work(entry: Entry, plan: Plan, before: Plan, rows: dict[str, Any]) -> dict[str, float]:
-    """FLOPs, further seconds, bytes of memory and bytes left on disk of one stage: what its row says, else the usual."""
+    """FLOPs, further seconds, bytes of memory, bytes left on disk and bytes of temporary files of one stage: what its row says,
+    else the usual."""
     shape, forward = plan.shape, plan.shape.flops(rows["mean"])
-    usual = {"flops": 0, "seconds": 1.0, "memory": 2 * shape.bytes, "disk": 0}
+    usual = {"flops": 0, "seconds": 1.0, "memory": 2 * shape.bytes, "disk": 0, "temporary": 0}
     if entry.row.publishes_model:  # at most all weights; losses are computed on a few hundred rows
         measured = rows["validation"] + rows["tests"] * entry.row.scores_tests
         usual |= {"flops": (6 * 512 * rows["sequences"] + measured) * forward, "disk": shape.bytes}
@@ -129,5 +146,13 @@ def flops_a_second(threads: int) -> tuple[float, str]:
 
 def free_disk(out: Path) -> int:
     """Free bytes on the disk of the output folder, which may not exist yet."""
-    existing = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
-    return shutil.disk_usage(existing).free
+    return shutil.disk_usage(_existing(out)).free
+
+
+def on_another_disk(folder: Path, out: Path) -> bool:
+    """Whether what is written to one folder leaves the free bytes of the other as they are."""
+    return _existing(folder).stat().st_dev != _existing(out).stat().st_dev
+
+
+def _existing(folder: Path) -> Path:
+    return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())

@@ -247,13 +247,13 @@ class Stage:
     key, to be compared with the model's positions, and `behind` how many it generates behind each, by the kinds of the tasks.
     `beside` are the files and models that the config names. `with_tasks` validates the config again, knowing whether the
     pipeline has many tasks, and the kind of each.
-    `estimate` returns non-default values (`pipelines.check.estimate.work`) of the `flops`, further `seconds`, bytes of `memory`
-    and of `disk` that it takes, from the closed forms after and before it and the account of the rows. `device` is what such a
-    config computes on, CPU or CUDA. `surroundings` are facts of this machine that affect the result of such a config, and
-    `corrected` what an earlier version computed otherwise for the kinds of the tasks, so that it is made again. If
-    `optional`, a CheckError of `run` does not end the pipeline: it is a failure of the run, and later stages run without its
-    artifact. In the metadata that `run` returns, `parity` are the records of its comparisons, and `failures` are failed checks
-    ({"code", "what", "fix"}) that did not stop it: the run reports them, and ends with exit code 3.
+    `estimate` returns non-default values (`pipelines.check.estimate.work`) of the `flops`, further `seconds`, bytes of
+    `memory`, of `disk` and of `temporary` files that it takes, from the closed forms after and before it and the account of the
+    rows. `device` is what such a config computes on, CPU or CUDA. `surroundings` are facts of this machine that affect the
+    result of such a config, and `corrected` what an earlier version computed otherwise for the kinds of the tasks, so that it
+    is made again. If `optional`, a CheckError of `run` does not end the pipeline: it is a failure of the run, and later stages
+    run without its artifact. In the metadata that `run` returns, `parity` are the records of its comparisons, and `failures`
+    are failed checks ({"code", "what", "fix"}) that did not stop it: the run reports them, and ends with exit code 3.
     """
 
     name: str

@@ -15,7 +15,7 @@ from compressor.tasks.reading import read_task
 from compressor.tasks.rows import Split
 from compressor.tasks.task_kind import kind_of
 from pipelines.check.checkup import account_of, warnings_of
-from pipelines.check.estimate import rows_of, work
+from pipelines.check.estimate import on_another_disk, rows_of, work
 from pipelines.engine.preflight import check_inputs, make_plans
 from pipelines.engine.stage import Stage, StageConfig
 from pipelines.file.config import load_pipeline
@@ -315,6 +315,28 @@ def test_what_does_not_fit_is_a_warning(compress, write, monkeypatch):
     path = write()
     code, shown, _ = compress("check", path)
     assert code == 0 and "of disk are needed, 1.0 KB are free" in shown
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_temporary_files_that_do_not_fit_are_a_warning(compress, write, tmp_path, monkeypatch, apart):
+    """Of the folder of temporary files, or of the disk of the run where both are one."""
+    monkeypatch.setattr("pipelines.check.estimate.free_disk", lambda out: 1000)
+    monkeypatch.setattr("pipelines.check.estimate.on_another_disk", lambda folder, out: apart)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    timed = {"prune": {"target": {"speedup": 1.5, "length": 16}}}
+    more, less = (json.loads(compress("check", write(stages=[STAGES[0], *stages]), "--json")[1]) for stages in ([timed], []))
+    told = {text.partition(" of ")[2] for text in more["warnings"] if " are free" in text}
+    place = f"temporary files are needed, 1.0 KB are free in {tmp_path}"
+    assert told == {"disk are needed, 1.0 KB are free"} | ({place} if apart else set())
+    temporary = more["needs"]["temporary_bytes"]
+    assert temporary > 0 == less["needs"]["temporary_bytes"] and ("temporary files" in more["needs"]["told"]) == apart
+    assert (more["needs"]["disk_bytes"] >= less["needs"]["disk_bytes"] + temporary) == (not apart)
+
+
+def test_a_folder_that_is_not_there_yet_is_on_the_disk_of_its_parent(tmp_path):
+    assert not on_another_disk(tmp_path, tmp_path / "not" / "yet")
+    if Path("/dev/shm").is_dir() and Path("/dev/shm").stat().st_dev != tmp_path.stat().st_dev:
+        assert on_another_disk(Path("/dev/shm"), tmp_path / "not")
 
 
 @pytest.mark.parametrize("kind", ["model", "onnx", "measurements", "embeddings"])

@@ -115,14 +115,17 @@ def tokens_behind(config: BenchmarkConfig, kinds: Sequence[str]) -> int:
 
 
 FILES, SECONDS_A_FILE, SECONDS_OF_LIMITS, SECONDS_OF_PROFILE = 5, 6.0, 4.0, 0.5
-"""Estimated number of measured files, and seconds to load each, to measure the machine's rates, and to load a file anew for its
-profile."""
+"""Estimated number of measured files (PyTorch's, and fp32 and int8 of both models), and seconds to load each, to measure the
+machine's rates, and to load a file anew for its profile."""
 BYTES_A_SECOND = 10e9
 """Estimated rate of reading weights, which the tokens behind a prompt wait for."""
 
 
 def estimate(config: BenchmarkConfig, plan: Plan, before: Plan, rows: dict[str, Any]) -> dict[str, float]:
-    """Every round of every shape, as if each file were the dense model, and all validation rows once."""
+    """Every round of every shape, as if each file were the dense model, and all validation rows once. Of the dense model a
+    checkpoint is written to a temporary folder, from which PyTorch's process reads it."""
+    from export.latency.open_files import file_bytes, memory_of
+
     grid = sum(batch * before.dense.flops(length) for batch in config.batch for length in config.length)
     calls, starts, tokens = config.rounds * grid, 1, 0
     if config.further_tokens and config.device == "cpu" and _generates(before):
@@ -143,7 +146,10 @@ def estimate(config: BenchmarkConfig, plan: Plan, before: Plan, rows: dict[str, 
     validation = rows["validation"] * plan.shape.flops(rows["mean"])
     seconds = FILES * SECONDS_A_FILE * starts + SECONDS_OF_LIMITS * config.machine_limits
     seconds += FILES * (SECONDS_OF_PROFILE * config.profile + tokens * before.dense.bytes / BYTES_A_SECOND)
-    return {"flops": FILES * (calls + validation), "seconds": seconds}
+    exported = [file_bytes(shape, precision) for shape in (before.dense, plan.shape) for precision in ("fp32", "int8")]
+    memory = 2 * before.dense.bytes + memory_of([before.dense.bytes, *exported])
+    needs = {"memory": memory, "temporary": before.dense.bytes}
+    return {"flops": FILES * (calls + validation), "seconds": seconds, **needs}
 
 
 def _generates(plan: Plan) -> bool:

@@ -28,7 +28,7 @@ from pipelines.stages.prune.targets import (
     tile_of,
     widths,
 )
-from pipelines.stages.prune.timed_file import check_timed, in_deployed_file, warnings_of
+from pipelines.stages.prune.timed_file import check_timed, in_deployed_file, needs_of_timing, warnings_of
 from pipelines.stages.prune.uneven_layers import steps_of_item, steps_of_search, uneven_warnings
 from pipelines.stages.training_config import DEFAULT_MODULES, merged_problems, on_of
 
@@ -327,8 +327,6 @@ def warns(config: PruneConfig, later: Sequence[Entry]) -> Iterable[str]:
     yield from uneven_warnings(config.items, config.search.structures if config.search else (), later)
 
 
-SECONDS_A_TABLE = 60.0
-"""Estimated seconds to measure a latency table."""
 SCORING = 6 * 512
 """Forward passes of a row that scores take, with their gradients, on some hundred rows."""
 PRICED, REFITTED = 5, 4
@@ -336,9 +334,10 @@ PRICED, REFITTED = 5, 4
 
 
 def estimate(config: PruneConfig, plan: Plan, before: Plan, rows: dict[str, Any]) -> dict[str, float]:
-    needs = {"seconds": SECONDS_A_TABLE} if config.search and config.search.target.timed else {}
+    needs = needs_of_timing(config.search.target, before) if config.search else {}
     if config.refit:  # a merged copy of the model before and of the pruned one, and the hidden states of both
-        needs["memory"] = 4 * before.shape.bytes + 8 * config.refit * rows["sequences"] * rows["mean"] * before.shape.hidden
+        states = 8 * config.refit * rows["sequences"] * rows["mean"] * before.shape.hidden
+        needs["memory"] = max(4 * before.shape.bytes + states, needs.get("memory", 0))
     passes = REFITTED * (config.refit or 0)
     if config.search:
         passes += PRICED * config.search.price_rows * len(config.search.structures) * len(before.shape.layers)

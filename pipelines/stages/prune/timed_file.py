@@ -73,3 +73,19 @@ def check_timed(target: Target, plan: Plan) -> None:
         titles = " or ".join(row.title for row in able)
         what = f"of a model that generates the pass over a prompt is timed, in fp32 by {titles} alone"
         raise UserError("E646", what, "Leave out target.runtime and target.precision")
+
+
+SECONDS_A_TABLE = 60.0
+"""Estimated seconds to measure a latency table."""
+
+
+def needs_of_timing(target: Target, before: Plan) -> dict[str, float]:
+    """What the estimate of a timed target has of its latency table, whose models are files of a temporary folder and all open
+    at once, beside the dense model and the one that is pruned; nothing for a target in closed form."""
+    if not target.timed:
+        return {}
+    from export.latency.open_files import memory_of, table_files
+
+    files = table_files(before.tuned or before.shape, before.model, target.precision)
+    memory = 2 * before.shape.bytes + memory_of(files)
+    return {"seconds": SECONDS_A_TABLE, "memory": memory, "temporary": sum(files)}
