@@ -6,14 +6,17 @@ choose.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from compressor.processor import allowed_cores, free_memory
 from export.latency.programs import private_stdout, result_of
 from export.runtimes.runtime_registry import RUNTIMES
 
@@ -26,8 +29,10 @@ ROUNDS, SECONDS = 3, 0.04
 PATIENCE = 1.0
 """Seconds from which on a first call is called no more, nor the same product of larger matrices: PyTorch's int8 takes a minute
 where it has no kernel for the processor."""
-BUFFER = 128 * 2**20
-"""Bytes of the copied buffer: beyond what two threads keep in their caches."""
+BUFFER, TIMES_THE_CACHES = 128 * 2**20, 4
+"""Least bytes of the copied buffer, and how many times as large as the caches it is."""
+CACHES = Path("/sys/devices/system/cpu")
+"""The folder with a description of every core's caches."""
 TIMEOUT = 60.0
 """Seconds after which the measurement is given up."""
 
@@ -117,6 +122,30 @@ def torch_products(name: str, size: int) -> Iterator[Product]:
     yield "torch.mm", lambda: torch.mm(left, right, out=out)
 
 
+def buffer_bytes(threads: int, caches: Iterable[int], free: int) -> int:
+    """Bytes of the copied buffer: `BUFFER`, or so many times what `threads` threads keep in the largest of the caches (bytes of
+    each), one a thread, as hardly anything is read from them; with its copy a quarter of the `free` memory at most."""
+    return max(BUFFER, min(TIMES_THE_CACHES * sum(sorted(caches)[-threads:]), free // 8))
+
+
+def last_level_caches(root: Path = CACHES) -> list[int]:
+    """Bytes of every cache of the third level that a core of this process uses; none where the system does not tell."""
+    found = {}
+    for core in allowed_cores():
+        folder = root / f"cpu{core}/cache/index3"
+        with contextlib.suppress(OSError, ValueError):
+            size = (folder / "size").read_text().strip()  # '32768K'
+            found[(folder / "shared_cpu_list").read_text()] = int(size.removesuffix("K")) * 1024
+    return list(found.values())
+
+
+def caches_that_held_the_buffer() -> int:
+    """Bytes of the caches of all cores where an earlier version, which copied `BUFFER` everywhere, could read it from them; 0
+    where it could not."""
+    caches = sum(last_level_caches())
+    return caches if TIMES_THE_CACHES * caches > BUFFER else 0
+
+
 def kernels(threads: int) -> Iterator[Kernel]:
     """Every product of every type at every size, and a copy, which reads and writes each byte."""
     import torch
@@ -125,9 +154,10 @@ def kernels(threads: int) -> Iterator[Kernel]:
         by_runtimes = (product for row in RUNTIMES.values() if row.runs for product in row.products(name, size, threads))
         for how, call in (*torch_products(name, size), *by_runtimes):
             yield Kernel(name, f"{how}, {size} x {size}", 2 * size**3, call)
-    source = torch.ones(BUFFER, dtype=torch.uint8)
+    size = buffer_bytes(threads or torch.get_num_threads(), last_level_caches(), free_memory())
+    source = torch.ones(size, dtype=torch.uint8)
     target = torch.zeros_like(source)
-    yield Kernel("memory", f"copy of {BUFFER // 2**20} MiB", 2 * BUFFER, lambda: target.copy_(source))
+    yield Kernel("memory", f"copy of {size // 2**20} MiB", 2 * size, lambda: target.copy_(source))
 
 
 def rates_of(measured: Iterable[Kernel]) -> dict[str, tuple[float, str]]:

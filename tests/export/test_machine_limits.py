@@ -11,7 +11,7 @@ import pytest
 from compressor.child_program import program
 from export.latency import machine_limits
 from export.latency import measure as latency
-from export.latency.machine_limits import Limits, measure_limits, types
+from export.latency.machine_limits import BUFFER, Limits, buffer_bytes, last_level_caches, measure_limits, types
 from export.latency.programs import result_of, worker_environment
 from export.runtimes.onnxruntime import PRODUCTS, weight_bits
 from export.runtimes.runtime_registry import RUNTIMES
@@ -20,7 +20,7 @@ RATES = Limits({"fp32": 1e9, "int8": 4e9}, 2e9, {"fp32": "torch.mm"})
 SMALL = """
 import sys
 from export.latency import machine_limits as measured
-measured.SIZES, measured.BUFFER, measured.ROUNDS, measured.SECONDS = (32, 48), 4096, 1, 0.0
+measured.SIZES, measured.buffer_bytes, measured.ROUNDS, measured.SECONDS = (32, 48), lambda *given: 4096, 1, 0.0
 sys.argv.append("1")
 measured.main()
 """
@@ -94,3 +94,33 @@ def test_a_slow_product_is_called_once_and_holds_up_no_other(monkeypatch):
     assert machine_limits.rates_of(iter(every))["int8"][1].endswith("2 x 2") and calls == [("slow", 2), ("slower", 2)]
     monkeypatch.setattr(machine_limits, "PATIENCE", 60.0)
     assert machine_limits.rates_of(iter(every))["int8"][1].endswith("3 x 3")
+
+
+@pytest.mark.parametrize(
+    ("threads", "caches", "free", "mib"),
+    [
+        (2, [], 2**40, 128),
+        (2, [32], 2**40, 128),
+        (2, [32, 96, 96], 2**40, 768),  # each thread may have a cache of its own
+        (64, [32] * 12, 2**40, 1536),
+        (64, [32] * 12, 2**32, 512),
+        (64, [32] * 12, 2**20, 128),
+    ],
+)
+def test_a_buffer_is_larger_than_the_caches_of_all_threads(threads, caches, free, mib):
+    """Else the rate of a copy is that of the caches, and no latency on a large server is near the limit."""
+    assert buffer_bytes(threads, [size * 2**20 for size in caches], free) == mib * 2**20
+
+
+def test_caches_that_cores_share_count_once(tmp_path, monkeypatch):
+    for core, shared, size in ((0, "0,2", "32768K"), (1, "1,3", "16384K"), (2, "0,2", "32768K"), (3, "1,3", "16384K")):
+        folder = tmp_path / f"cpu{core}/cache/index3"
+        folder.mkdir(parents=True)
+        (folder / "size").write_text(f"{size}\n")
+        (folder / "shared_cpu_list").write_text(f"{shared}\n")
+    monkeypatch.setattr(machine_limits, "allowed_cores", lambda: [0, 1, 2, 4])  # of the last nothing is told
+    assert sorted(last_level_caches(tmp_path)) == [2**24, 2**25]
+    monkeypatch.setattr(machine_limits, "last_level_caches", lambda: [BUFFER // 4])
+    assert machine_limits.caches_that_held_the_buffer() == 0
+    monkeypatch.setattr(machine_limits, "last_level_caches", lambda: [BUFFER // 4, 2**24])
+    assert machine_limits.caches_that_held_the_buffer() == BUFFER // 4 + 2**24

@@ -160,10 +160,13 @@ def _generates(plan: Plan) -> bool:
 
 
 def surroundings(config: BenchmarkConfig) -> dict[str, Any]:
-    """The processor: times of another one are none of this machine."""
+    """The processor: times of another one are none of this machine. Its caches, where an earlier version took their rate for
+    the memory's."""
     from compressor.processor import processor
+    from export.latency.machine_limits import caches_that_held_the_buffer
 
-    return processor()
+    caches = caches_that_held_the_buffer() if config.machine_limits and config.device == "cpu" else 0
+    return {**processor(), **({"caches": caches} if caches else {})}
 
 
 def corrected(config: BenchmarkConfig, kinds: Sequence[str]) -> dict[str, Any]:
