@@ -22,7 +22,7 @@ from export.latency.measure import LEAST_ROUNDS, LatencyVariant, Worker, workers
 Order = Literal["arrival", "sorted"]
 ORDERS: tuple[Order, ...] = get_args(Order)
 ROWS = 64
-"""Rows of a pass, unless one batch has more."""
+"""Least rows of a pass."""
 SECONDS = 60.0
 """After so many for one pass of all variants, no more than the least rounds are made."""
 START = (1, 2)
@@ -128,8 +128,13 @@ def summarize_pass(
 
 
 def rows_of(batch: int) -> int:
-    """Rows of a pass in batches of a size, where there are so many."""
-    return max(batch, ROWS)
+    """Rows of a pass in batches of a size, where there are so many: whole batches."""
+    return -(-ROWS // batch) * batch
+
+
+def was_cut(batch: int) -> bool:
+    """Whether an earlier version timed `ROWS` rows, or those of one batch, and the last batch had fewer than the others."""
+    return rows_of(batch) > max(ROWS, batch)
 
 
 def passes_of(rows: Sequence[dict[str, list[int]]], pad_id: int, batches: Sequence[int]) -> list[Pass]:

@@ -324,7 +324,8 @@ def time_of(candidate: Record, batch: int, length: int | None) -> float | None:
         cell = (batch, length)
         return p50(candidate, cell) if cell in [(row["batch"], row["length"]) for row in candidate["latency"]] else None
     passes = [row for row in candidate.get("real_lengths", ()) if (row["order"], row["batch"]) == ("arrival", batch)]
-    return passes[0]["p50"] / passes[0]["batches"] if passes else None
+    # of few rows the last batch may have less, and its time counts as so much less
+    return passes[0]["p50"] / max(passes[0]["rows"] / batch, 1) if passes else None
 
 
 def flops(roles: dict[str, Record]) -> list[Record]:

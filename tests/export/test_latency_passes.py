@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from export.latency.measure import LatencyVariant
-from export.latency.passes import ROWS, Pass, measure_passes, passes_of, rows_of, summarize_pass
+from export.latency.passes import ROWS, Pass, measure_passes, passes_of, rows_of, summarize_pass, was_cut
 
 LENGTHS = [5, 3, 9, 3, 4, 7, 7]
 
@@ -32,6 +32,9 @@ def test_the_rows_are_bounded_unless_a_batch_needs_more():
     many = rows([4] * 3 * ROWS)
     assert [timed.facts()["rows"] for timed in passes_of(many, 0, [8, 2 * ROWS])] == [ROWS, 2 * ROWS] * 2
     assert (rows_of(8), rows_of(2 * ROWS)) == (ROWS, 2 * ROWS)
+    # a last batch of 16 rows would count as one of 48 in the mean batch
+    assert [timed.shapes for timed in passes_of(many, 0, [48])] == [[(48, 4)] * 2] * 2
+    assert [batch for batch in (1, 8, 48, ROWS, 65, 2 * ROWS) if was_cut(batch)] == [48]
 
 
 def test_the_first_time_of_each_shape_is_told_apart_from_the_later_ones():

@@ -244,5 +244,7 @@ def test_the_estimate_counts_the_tokens_behind_prompts():
     more, less = (STAGE.estimate(config, plan, plan, rows) for config in (with_them, without))
     assert more["flops"] - less["flops"] == 5 * 10 * 2 * dense.flops(128)
     assert more["seconds"] - less["seconds"] == pytest.approx(5 * 10 * 16 * dense.bytes / 10e9)
+    # a checkpoint and four files, two of them int8, each in its own process
+    assert (less["temporary"], less["memory"]) == (dense.bytes, int(5.5 * dense.bytes) + 5 * 10**8)
     encoder = replace(plan, model=None)
     assert STAGE.estimate(with_them, encoder, encoder, rows) == less

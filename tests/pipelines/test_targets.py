@@ -20,10 +20,12 @@ from compressor.cost import LayerShape, ModelShape, shape_of
 from compressor.errors import UserError
 from compressor.models.anatomy import layers_of
 from compressor.pruning.prices import prices_of
+from compressor.pruning.surgery import remove
 from compressor.tasks.data import Data
 from export.graph.trace import trace
+from export.latency.open_files import PROCESS
 from export.latency.passes import passes_of
-from export.latency.table import LatencyTable
+from export.latency.table import LatencyTable, probes
 from pipelines.engine import environment
 from pipelines.engine.runner import run_pipeline
 from pipelines.engine.stage import Artifact, Inputs
@@ -201,8 +203,9 @@ def test_a_target_for_the_rows_own_lengths(tmp_path, compress):
     assert timed and "batch 2 × own lengths" in next((tmp_path / "out").glob("*/report.md")).read_text()
 
 
-def test_a_table_is_of_one_graph():
-    """Other weights and labels: the same. Another activation in the same shape: not. Nor another runtime, or other lengths."""
+def test_a_table_is_of_one_graph(monkeypatch):
+    """Other weights and labels: the same. Another activation in the same shape: not. Nor another runtime, or other lengths, or
+    other kernels."""
     inputs = Inputs(base=None, task=None, seed=0, threads=1)
 
     def name(model, workload=(1, 128), **where):
@@ -214,8 +217,22 @@ def test_a_table_is_of_one_graph():
     assert name(model) == name(other) != name(relu)
     short, longer = (passes_of([{"input_ids": [5] * length, "attention_mask": [1] * length}], 0, [1])[0] for length in (4, 9))
     assert len({name(model), name(model, short), name(model, longer)}) == 3
+    names = {name(model)}
+    for value in ("AVX2", "AVX512_CORE"):
+        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", value)
+        names.add(name(model))
+    assert len(names) == 3
     pytest.importorskip("nncf", reason="the extra openvino is not installed")
     assert name(model) != name(model, runtime="openvino")
+
+
+@pytest.mark.parametrize(("batch", "shapes"), [(4, [4, 4]), (5, [5, 5]), (16, [10])])
+def test_rows_of_their_own_lengths_come_in_whole_batches(batch, shapes):
+    """A last batch of two rows would count as one of four; of fewer rows than a batch has, all are one."""
+    model = tiny("bert", torch.float32)
+    data = Data(rows_of(model, 4), rows_of(model, 10), ["a", "b", "c"], 1)
+    target, inputs = Target(speedup=2.0, lengths="data", batch=batch), Inputs(base=None, task=None, seed=0, threads=1)
+    assert [rows for rows, _ in meet_target.workload_of(target, inputs, data).shapes] == shapes
 
 
 def test_a_key_that_is_null_is_not_given():
@@ -470,6 +487,29 @@ def test_the_estimate_counts_the_prices_of_units_and_a_refit():
     under_masks = estimate(PruneConfig.model_validate(search | {"refit": 64}), masked, plan, rows)["flops"] - refitted
     assert under_masks == pytest.approx(5 * 2 * (24**3 + 32 * 6**3 / 3 + 32**3 + 32 * 8**3 / 3))
     assert "flops" not in estimate(PruneConfig.model_validate({"structure": "heads", "remove": 1}), plan, plan, rows)
+
+
+@pytest.mark.parametrize("architecture", ["bert", "llama"])
+def test_the_estimate_counts_the_files_of_a_latency_table(architecture):
+    """Every one of them is written to a temporary folder, and open in its own process while they are timed."""
+    plan, rows, sizes = start(architecture), {"validation": 50, "mean": 10, "sequences": 1}, []
+    plan.model.to("meta")
+    for removals in ({}, *probes(tiny(architecture), reads_first=False)):
+        remove(cut := tiny(architecture), removals)
+        sizes.append(shape_of(cut).bytes)
+    whole, quarter, closed, refitted = (
+        estimate(PruneConfig.model_validate({"target": target} | more), plan, plan, rows)
+        for target, more in (
+            ({"speedup": 2.0}, {}),
+            ({"speedup": 2.0, "precision": "int8"}, {}),
+            ({"flops": 0.5}, {}),
+            ({"speedup": 2.0}, {"refit": 1}),
+        )
+    )
+    assert whole["temporary"] == sum(sizes) > 5 * plan.dense.bytes
+    assert whole["memory"] == refitted["memory"] == 2 * plan.dense.bytes + sum(sizes) + len(sizes) * PROCESS
+    assert quarter["temporary"] == sum(size // 4 for size in sizes)
+    assert closed.keys() == {"flops"}
 
 
 @pytest.mark.slow

@@ -170,8 +170,12 @@ def surroundings(config: BenchmarkConfig) -> dict[str, Any]:
 
 
 def corrected(config: BenchmarkConfig, kinds: Sequence[str]) -> dict[str, Any]:
-    """What an earlier version timed otherwise: prompts of their own lengths, with their targets behind them."""
-    return {"prompts": 2} if config.real_lengths and "generation" in kinds else {}
+    """What an earlier version timed otherwise: of own lengths prompts with their targets behind them, and a last batch of fewer
+    rows."""
+    from export.latency.passes import was_cut
+
+    of_prompts, cut = config.real_lengths and "generation" in kinds, config.real_lengths and any(map(was_cut, config.batch))
+    return {**({"prompts": 2} if of_prompts else {}), **({"rows": 2} if cut else {})}
 
 
 STAGE = Stage(

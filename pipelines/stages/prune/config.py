@@ -358,15 +358,18 @@ def _surroundings(config: PruneConfig) -> dict[str, Any]:
 
 def corrected(config: PruneConfig, kinds: Sequence[str]) -> dict[str, Any]:
     """What an earlier version computed otherwise: `reconstruction` by Σ|W + ΔW|, or by states that did not fit where a token's
-    were huge; of rows with choices the loss of each pair; targets of own lengths of prompts with their targets behind them; a
-    refit gave back what a mask hides of W alone."""
+    were huge; of rows with choices the loss of each pair; targets of own lengths of prompts with their targets behind them, and
+    of a last batch of fewer rows; a refit gave back what a mask hides of W alone."""
+    from export.latency.passes import was_cut
+
     criteria = {item.criterion for item in config.items} | set(config.search.criteria.values() if config.search else ())
     of_choices = "choices" in kinds and criteria & LOSS_POWER.keys()
-    of_prompts = "generation" in kinds and config.search is not None and config.search.target.lengths == "data"
+    of_own_lengths = config.search is not None and config.search.target.lengths == "data"
     return {
         **({"reconstruction": 3} if "reconstruction" in criteria else {}),
         **({"choices": 2} if of_choices else {}),
-        **({"prompts": 2} if of_prompts else {}),
+        **({"prompts": 2} if of_own_lengths and "generation" in kinds else {}),
+        **({"rows": 2} if of_own_lengths and was_cut(config.search.target.batch) else {}),
         **({"refit": 2} if config.refit else {}),
     }
 

@@ -148,6 +148,8 @@ def latency_table(target: Target, dense: nn.Module, inputs: Inputs, data: Data, 
     Raises UserError E803 if the file belongs to another table, E901 if the runtime is missing.
     """
     workload = workload_of(target, inputs, data)
+    if isinstance(workload, Pass) and (rows := workload.shapes[0][0]) < target.batch:
+        workspace.say(f"the target is timed in a batch of {rows} rows, not {target.batch}: there are no more validation rows")
     facts = facts_of(target, workload, dense, inputs)
     name = table_name(facts)
 
@@ -223,10 +225,12 @@ def table_name(facts: Mapping[str, Any]) -> str:
 
 
 def workload_of(target: Target, inputs: Inputs, data: Data) -> Workload:
-    """What a timed target is timed on: a fixed shape, or the validation rows that `benchmark` times, as they come."""
+    """What a timed target is timed on: a fixed shape, or the validation rows that `benchmark` times, as they come. Of fewer
+    rows those of whole batches, as the mean batch counts; all in one batch, where they are fewer than that."""
     if target.lengths == "fixed":
         return target.batch, target.length
     rows = data.validation.draw(rows_of(target.batch), inputs.seed).requests
+    rows = rows[: len(rows) // target.batch * target.batch] or rows
     return next(made for made in passes_of(rows, data.pad_id, [target.batch]) if made.order == "arrival")
 
 
