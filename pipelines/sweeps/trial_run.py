@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import gc
 import io
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,8 +42,9 @@ END = "end"
 SCORE = "score"
 """The main metric of each trial's own task, where trials have different tasks."""
 
-LONGEST_WAIT = 60
-"""Seconds for which a trial waits for its run folder: a killed sweep's process may need a moment to end."""
+LONGEST_WAIT = 180
+"""Seconds for which a trial waits for its run folder: a killed sweep's process may need a moment to end, and an NFS 4 server
+holds the lock of a lost machine until its lease ends, by default after 90."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,7 @@ Perform = Callable[[TrialJob, Console | None], TrialOutcome]
 def perform(job: TrialJob, console: Console | None) -> TrialOutcome:
     """Run a trial; without a console it shows its progress on the terminal. Errors are part of the outcome."""
     if job.fault is not None:
-        return TrialOutcome(error=job.fault)
+        return TrialOutcome(error=_without_frames(job.fault))
     clock = time.monotonic()
     try:
         with naming(job.name):
@@ -98,12 +102,29 @@ def perform(job: TrialJob, console: Console | None) -> TrialOutcome:
             _require_unchanged(job, result.folder)
             (quality, main), costs = _quality(job, result.artifacts), costs_of(result.artifacts)
     except Exception as error:
-        fault = coded(error, f"trial {job.name}", [job.out / job.pipeline.name / "logs"], job.out)
-        return TrialOutcome(error=fault, seconds=time.monotonic() - clock)
-    stages = tuple((entry, artifact.id, entry in result.reused) for entry, artifact in result.artifacts.items())
-    failures = tuple({**failure, "stage": f"{failure['stage']} ({job.name})"} for failure in result.failures)
-    falls = job.pipeline.task is not None and kind_for(job.pipeline.task).metric.falls
-    return TrialOutcome(quality, costs, stages, failures, seconds=time.monotonic() - clock, main=main, falls=falls)
+        fault = _without_frames(coded(error, f"trial {job.name}", [job.out / job.pipeline.name / "logs"], job.out))
+    else:
+        stages = tuple((entry, artifact.id, entry in result.reused) for entry, artifact in result.artifacts.items())
+        failures = tuple({**failure, "stage": f"{failure['stage']} ({job.name})"} for failure in result.failures)
+        falls = job.pipeline.task is not None and kind_for(job.pipeline.task).metric.falls
+        return TrialOutcome(quality, costs, stages, failures, seconds=time.monotonic() - clock, main=main, falls=falls)
+    _free_memory()  # out of the except clause, which holds the error
+    return TrialOutcome(error=fault, seconds=time.monotonic() - clock)
+
+
+def _without_frames(error: CompressError) -> CompressError:
+    """A copy without traceback and cause: their frames hold the trial's model, and the sweep keeps the error to its end."""
+    if isinstance(error, UserErrors):
+        return UserErrors([_without_frames(fault) for fault in error.errors])
+    return copy.copy(error)
+
+
+def _free_memory() -> None:
+    """Free what a failed trial leaves: a model in reference cycles, and the memory of the GPU that torch keeps for itself."""
+    gc.collect()
+    if "torch" in sys.modules:
+        with contextlib.suppress(RuntimeError):  # the error of the trial may have left CUDA unusable
+            sys.modules["torch"].cuda.empty_cache()
 
 
 def _run(job: TrialJob, console: Console | None) -> RunResult:

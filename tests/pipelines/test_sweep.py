@@ -1,5 +1,6 @@
 """Sweeps over seeds and subsets: what runs, what is reused, what comes out, and every mistake before anything runs."""
 
+import contextlib
 import json
 import os
 import signal
@@ -9,7 +10,7 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from compressor.errors import UserError
+from compressor.errors import UserError, UserErrors
 from compressor.tasks import Subset
 from compressor.tasks.reading import read_task
 from pipelines.engine.runner import run_pipeline
@@ -26,7 +27,7 @@ from pipelines.sweeps.sweep_summary import summarize
 from pipelines.sweeps.sweep_trials import Search, SweepPlan, SweepTrial, axes_of
 from pipelines.sweeps.table_file import Grid
 from pipelines.sweeps.trial_events import TrialEvent, died, in_turn
-from pipelines.sweeps.trial_run import TrialOutcome, quality_of
+from pipelines.sweeps.trial_run import TrialJob, TrialOutcome, perform, quality_of
 from tests.compressor.test_tasks import task
 from tests.pipelines import toys
 from tests.pipelines.processes import start, until, wait
@@ -327,6 +328,50 @@ def test_a_trial_that_fails_is_told_and_does_not_stop_the_rest(project, out, com
     calls(out)
     assert not go(project, out, overrides=["tune.files=3"]).failed
     assert calls(out) == ["tune", "prune"]
+
+
+def test_a_trial_that_fails_leaves_no_model_in_memory(project, out):
+    """On a GPU there would be no room for the trials after it."""
+    out.mkdir()
+    (out / "trouble-1").write_text("failing_with_a_model")
+    left = []
+
+    def engine(jobs, perform):
+        for event in in_turn(jobs, perform):
+            if (event.kind, event.trial) == ("started", "seed-2"):
+                left.extend(model() for model in toys.MODELS)
+            yield event
+
+    error = go(project, out, engine=engine).failed["seed-1"]
+    assert left == [None] and str(error).startswith("E899 trial seed-1: stage 'tune' failed unexpectedly")
+    assert (error.__traceback__, error.__cause__, error.__context__) == (None, None, None)
+
+
+def test_errors_found_before_their_trial_are_kept_without_their_frames(tmp_path):
+    with pytest.raises(UserError) as one:
+        raise UserError("E501", "too much is removed", "Remove less")
+    with pytest.raises(UserErrors) as several:
+        raise UserErrors([one.value, one.value]) from one.value
+    error = perform(TrialJob("a", None, tmp_path, "", (), several.value), None).error
+    assert str(error) == str(several.value) and len(error.errors) == 2
+    assert [kept.__traceback__ or kept.__cause__ for kept in (error, *error.errors)] == [None] * 3
+
+
+def test_a_trial_outwaits_the_lock_of_a_lost_machine(project, out, monkeypatch):
+    """A server of NFS 4 holds it for 90 seconds."""
+    clock = types.SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    (run := out / "toy-sweep" / "seed-0").mkdir(parents=True)
+
+    def sleep(_: float) -> None:
+        clock.now += 20
+        if clock.now == 100:
+            held.close()
+
+    clock.sleep = sleep
+    monkeypatch.setattr("pipelines.sweeps.trial_run.time", clock)
+    with contextlib.ExitStack() as held:
+        held.enter_context(lock(run / "run.lock"))
+        assert not go(project, out, runs=2).failed and clock.now == 100
 
 
 def test_a_mistake_in_every_trial_is_one_of_the_user(project, out, compress):

@@ -13,6 +13,7 @@ import sys
 import time
 import types
 import warnings
+import weakref
 from pathlib import Path
 
 from pydantic import Field
@@ -85,6 +86,23 @@ def check_error(_: Path) -> None:
 
 def bug(_: Path) -> None:
     raise ZeroDivisionError("a bug of ours")
+
+
+MODELS: list[weakref.ref[Model]] = []
+"""What `failing_with_a_model` has made."""
+
+
+class Model:
+    """In a reference cycle, as a training and its model are."""
+
+    def __init__(self):
+        self.training = self
+
+
+def failing_with_a_model(_: Path) -> None:
+    model = Model()
+    MODELS.append(weakref.ref(model))
+    bug(_)  # pytest keeps what is logged: a coded error, with its frames
 
 
 def full_card(_: Path) -> None:
@@ -166,6 +184,7 @@ TROUBLES = {
         user_error,
         check_error,
         bug,
+        failing_with_a_model,
         full_card,
         used_card,
         full_memory,
