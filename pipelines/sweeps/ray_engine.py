@@ -32,19 +32,22 @@ def on_ray(
     """The engine of Ray: each trial is a task that reserves `threads` CPUs, and a GPU if this machine has one.
 
     Without an address a cluster of this machine alone is started, for as long as the sweep; `workers` are the most trials at
-    a time. Raises UserError E901 (not installed), E812 (no such cluster, no node has so many CPUs, or the cluster fails).
+    a time. Raises UserError E901 (not installed), E812 (no such cluster, no node with so many CPUs and the GPU,
+    or the cluster fails).
     """
-    ray = _ray()
-    _connect(ray, address, workers * threads if workers else max(threads, physical_cores()))
+    ray, gpus = _ray(), 1 if accelerator() else 0
+    connected = ray.is_initialized()  # by the caller: Ray refuses a second connection, and the caller keeps its own
     try:
-        _require_cpus(ray, threads)
-        yield from _drive(ray, jobs, perform, workers, threads)
+        _connect(ray, address, workers * threads if workers else max(threads, physical_cores()))
+        _require_node(ray, threads, gpus)
+        yield from _drive(ray, jobs, perform, workers, threads, gpus)
     except ray.exceptions.RayError as error:
         what = f"the cluster of Ray failed ({type(error).__name__}: {_first_line(error):.200})"
         fix = "Finished stages are kept: start the cluster again, then the same command"
         raise UserError("E812", what, fix, f"--address {address}" if address else "") from None
     finally:
-        ray.shutdown()  # stops the tasks of this sweep, on every node
+        if not connected:
+            ray.shutdown()  # stops the tasks of this sweep, on every node
 
 
 def _ray() -> ModuleType:
@@ -63,7 +66,7 @@ def _connect(ray: ModuleType, address: str | None, cpus: int) -> None:
     before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address or "local", log_to_driver=False, logging_level="ERROR", **({} if address else new))
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+    except Exception as error:  # of a node that starts too late: just that class
         reason = _first_line(error) or type(error).__name__
         what = f"no cluster of Ray at '{address}'" if address else "Ray does not start"
         fix = "Start it with `ray start --head`, in the same versions of Ray and Python" if address else "Use --engine local"
@@ -77,11 +80,17 @@ def _first_line(error: Exception) -> str:
     return f"{error}".strip().partition("\n")[0]
 
 
-def _require_cpus(ray: ModuleType, threads: int) -> None:
-    most = max((node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]), default=0)
+def _require_node(ray: ModuleType, threads: int, gpus: int) -> None:
+    """Raise UserError E812 unless a node offers what a trial takes: Ray would wait for such a node forever."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    most = max((node.get("CPU", 0) for node in nodes), default=0)
     if most < threads:
         what = f"a trial takes {threads} CPUs, and the largest node of the cluster has {most:g}"
         raise UserError("E812", what, "Give fewer --threads, or start the larger nodes first")
+    if not any(node.get("CPU", 0) >= threads and node.get("GPU", 0) >= gpus for node in nodes):
+        what = f"a trial takes a GPU, and no node of the cluster offers one with {threads} CPUs"
+        fix = "Start a node with `ray start --num-gpus`, use --engine local, or the CPU: CUDA_VISIBLE_DEVICES= compress ..."
+        raise UserError("E812", what, fix)
 
 
 class _Board:
@@ -116,9 +125,8 @@ def _node_of_driver(ray: ModuleType) -> Any:
     return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
 
 
-def _drive(ray: ModuleType, jobs: Jobs, perform: Perform, workers: int | None, threads: int) -> Iterator[TrialEvent]:
+def _drive(ray: ModuleType, jobs: Jobs, perform: Perform, workers: int | None, threads: int, gpus: int) -> Iterator[TrialEvent]:
     board = ray.remote(num_cpus=0, scheduling_strategy=_node_of_driver(ray))(_Board).remote()
-    gpus = 1 if accelerator() else 0
     task = ray.remote(num_cpus=threads, num_gpus=gpus, max_retries=0)(_run_remotely)
     waiting, running = Waiting(jobs), {}
     while True:

@@ -150,12 +150,26 @@ def test_a_trial_that_starts_once_more_keeps_its_number():
 def fake_ray(**functions) -> types.SimpleNamespace:
     exceptions = types.SimpleNamespace(RayError=OSError)
     return types.SimpleNamespace(
-        **{"init": lambda *_, **__: None, "shutdown": lambda: None, "exceptions": exceptions, **functions}
+        **{
+            "init": lambda *_, **__: None,
+            "shutdown": lambda: None,
+            "is_initialized": lambda: False,
+            "exceptions": exceptions,
+            **functions,
+        }
     )
 
 
 def refuse(*_, **__):
     raise ConnectionError("nobody is there")
+
+
+def start_too_late(*_, **__):
+    raise Exception("The current node timed out during startup. This could happen because ...")
+
+
+def nodes(*resources) -> list[dict]:
+    return [{"Alive": True, "Resources": node} for node in resources]
 
 
 def fail():
@@ -168,19 +182,36 @@ def fail():
         (None, None, "E901 --engine ray needs the package ray. Run: pip install 'compress-pipeline[sweep]'"),
         (fake_ray(init=refuse), "x:1", "E812 --address x:1: no cluster of Ray at 'x:1' (nobody is there)"),
         (fake_ray(init=refuse), None, "E812 Ray does not start"),
+        (fake_ray(init=refuse, is_initialized=lambda: True), None, "E812 Ray does not start"),
+        (fake_ray(init=start_too_late), None, "E812 Ray does not start (The current node timed out during startup. This"),
         (
             fake_ray(nodes=lambda: [{"Alive": True, "Resources": {"CPU": 2.0}}, {"Alive": False, "Resources": {"CPU": 9.0}}]),
             "auto",
             "E812 a trial takes 4 CPUs, and the largest node of the cluster has 2",
         ),
+        (
+            fake_ray(nodes=lambda: nodes({"CPU": 8.0})),
+            "auto",
+            "E812 a trial takes a GPU, and no node of the cluster offers one with 4 CPUs. Start a node with",
+        ),
+        (
+            fake_ray(nodes=lambda: nodes({"CPU": 8.0}, {"CPU": 2.0, "GPU": 1.0})),
+            "auto",
+            "E812 a trial takes a GPU, and no node of the cluster offers one with 4 CPUs",
+        ),
         (fake_ray(nodes=fail), "x:1", "E812 --address x:1: the cluster of Ray failed (OSError: its server is gone)"),
     ],
 )
 def test_a_ray_that_cannot_be_used(monkeypatch, tmp_path, ray, address, says):
+    stops = []
+    monkeypatch.setattr("pipelines.sweeps.ray_engine.accelerator", lambda: "a card")
     monkeypatch.setitem(sys.modules, "ray", ray)
+    if ray is not None:
+        monkeypatch.setattr(ray, "shutdown", lambda: stops.append("shutdown"))
     with pytest.raises(UserError) as error:
         list(on_ray(jobs(tmp_path, "a"), toy, workers=None, threads=4, address=address))
     assert str(error.value).startswith(says)
+    assert len(stops) == (ray is not None and not ray.is_initialized()), "what the caller has connected stays so"
 
 
 def test_a_sweep_on_ray_keeps_its_handler_of_sigterm(monkeypatch, tmp_path):
