@@ -159,8 +159,9 @@ def test_nobody_is_told():
     assert "MagicMock" in done.stdout and done.stdout.split()[-1] == "None"
 
 
-def test_nor_beside_a_plain_folder_called_export(tmp_path):
+def test_nor_beside_a_plain_folder_called_export(tmp_path, monkeypatch):
     """`python -c` imports it instead of the package, whose `__init__.py` does not run."""
+    monkeypatch.delenv("PYTHONPATH", raising=False)  # a source tree that it names is found as ever
     (tmp_path / "export").mkdir()
     script = "import sys, export.runtimes.sessions; print(export.__file__, sys.modules['openvino_telemetry'])"
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)

@@ -82,7 +82,7 @@ def test_same_is_counted_as_what_it_continues(project, between):
     assert same == other
 
 
-@pytest.mark.parametrize("first", ["labels", "texts"])
+@pytest.mark.parametrize("first", ["labels", pytest.param("texts", marks=pytest.mark.slow)])
 def test_a_control_that_two_recoveries_share_is_told_by_what_each_learns(project, tmp_path, monkeypatch, first):
     """On labels it is trained as the recovered model, beside texts it is not: whichever ran first in the store."""
     counted, train = [], control._train
