@@ -19,9 +19,9 @@ from transformers import DynamicCache, EncoderDecoderCache
 from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutput
 
-from compressor.errors import UserError
 from compressor.models.normalized import normalized
 from export.graph.attention import plain_attention
+from export.graph.exportable import no_keys_and_values, require_growing
 from export.graph.trace import AXES, trace_named, unchanged
 from export.runtimes.runtime import DECODER, ENCODER
 
@@ -186,14 +186,11 @@ def _sample_cache(model: nn.Module) -> DynamicCache | EncoderDecoderCache:
 
 def _shapes(cache: DynamicCache) -> dict[str, tuple[int, int]]:
     """Number of a block -> (heads, head size), for blocks with attention. Raises UserError E623."""
-    strange = [layer for layer in getattr(cache, "layers", [None]) if type(layer) is not DynamicLayer]
-    sizes = (
-        {} if strange else {str(number): layer.keys.shape for number, layer in enumerate(cache.layers) if layer.is_initialized}
-    )
+    require_growing(cache)
+    sizes = {str(number): layer.keys.shape for number, layer in enumerate(cache.layers) if layer.is_initialized}
     shapes = {number: (shape[1], shape[3]) for number, shape in sizes.items() if shape[1] * shape[3] > 1}
     if not shapes:
-        what = type(strange[0]).__name__ if strange else "no block has attention"
-        raise UserError("E623", f"the cache of this model does not hold keys and values ({what})", "Export another model")
+        raise no_keys_and_values("no block has attention")
     return shapes
 
 

@@ -32,6 +32,7 @@ from compressor.errors import UserError
 from compressor.models.hub import Reference, auto_class_of, is_hub_id
 from compressor.models.tasks_table import BY_AUTO_CLASS
 from export.graph.attention import plain_attention
+from export.graph.exportable import require_traceable
 from export.graph.rewrites.read_tokens import read_tokens
 
 OPSET = 20
@@ -89,6 +90,7 @@ def trace_named(
             return {key: dynamic(f"{name}.{key}", inner) for key, inner in value.items()}
         return {place: torch.export.Dim.DYNAMIC for place, axis in enumerate(axes[name]) if axis}
 
+    require_traceable(model.config)
     shapes = {name: dynamic(name, value) for name, value in inputs.items()}
     # transformers does not pass `verbose` to torch's exporter, which would print its progress to stdout
     with unchanged(model), torch.no_grad(), contextlib.redirect_stdout(io.StringIO()) as progress:

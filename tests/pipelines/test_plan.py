@@ -2,7 +2,10 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from compressor.account import Plan
 from compressor.cost import shape_of
@@ -19,7 +22,11 @@ from compressor.pruning.scores import random_scores
 from compressor.pruning.surgery import kept_of, remove, restore_kept
 from compressor.pruning.weights import densities
 from compressor.storage.changes import describe_changes, restore
+from export.graph.decoder import trace_generator
+from export.graph.trace import trace
 from pipelines.engine.stage import Entry
+from pipelines.stages.export.config import ExportConfig
+from pipelines.stages.export.config import plan as export_plan
 from pipelines.stages.prune.config import PruneConfig, PruneItem, count_to_remove
 from pipelines.stages.prune.config import check as prune_check
 from pipelines.stages.prune.config import plan as prune_plan
@@ -110,8 +117,8 @@ def test_what_goes_on_of_propetl_behind_a_prune_is_of_each_block(keys, item, sea
     assert counted >= trained if searched else counted == trained
 
 
-def start(architecture: str) -> Plan:
-    model = tiny(architecture)
+def start(architecture: str, **keys) -> Plan:
+    model = tiny(architecture, **keys)
     return Plan(shape_of(model), shape_of(model), model)
 
 
@@ -146,6 +153,34 @@ def test_blocks_that_find_their_mask_by_place_are_searched_in_no_plan(monkeypatc
         prune_plan(PruneConfig(search=search), start("qwen3"))
     search = {"target": {"speedup": 1.5}, "structures": ["neurons"]}
     assert prune_plan(PruneConfig(search=search), start("qwen3")).shape == start("qwen3").shape
+
+
+WINDOWS = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "keys", "cache"),
+    [("qwen3", WINDOWS, "DynamicSlidingWindowLayer"), ("gpt2", {"add_cross_attention": True}, "EncoderDecoderCache")],
+)
+def test_a_cache_that_is_not_exported_is_told_before_the_training(architecture, keys, cache):
+    """As the export itself would say; a classifier has no cache."""
+    plan = start(architecture, auto=AutoModelForCausalLM, dtype=torch.float32, **keys)
+    for tells in (lambda: export_plan(ExportConfig(), plan), lambda: trace_generator(plan.model)):
+        with pytest.raises(UserError, match=rf"E623 .*\({cache}\)"):
+            tells()
+    for exported in (start(architecture, **keys), start(architecture, auto=AutoModelForCausalLM)):
+        assert export_plan(ExportConfig(), exported) == exported
+
+
+@pytest.mark.parametrize("auto", [AutoModelForSequenceClassification, AutoModelForCausalLM])
+def test_positions_that_no_graph_computes_are_told_before_the_training(auto):
+    plan = start("llama", auto=auto, rope_scaling={"type": "dynamic", "factor": 2.0})
+    sample = dict.fromkeys(("input_ids", "attention_mask"), np.ones((2, 3), np.int64))
+    for tells in (lambda: export_plan(ExportConfig(), plan), lambda: trace(plan.model, sample)):
+        with pytest.raises(UserError, match=r"E622 .*rope_type: dynamic"):
+            tells()
+    linear = start("llama", auto=auto, rope_scaling={"type": "linear", "factor": 2.0})
+    assert export_plan(ExportConfig(), linear) == linear
 
 
 @pytest.mark.parametrize(

@@ -137,12 +137,16 @@ def warns(config: ExportConfig, later: Sequence[Entry]) -> Iterable[str]:
 
 
 def plan(config: ExportConfig, plan: Plan) -> Plan:
-    """Raises UserError E644 where `merge: false` is impossible, E646 for what a generative model does not support."""
+    """Raises UserError E644 where `merge: false` is impossible, E646 for what a generative model does not support, E622 and
+    E623 for a model that is not exported at all."""
     from compressor.deltas.factored import require_factorable
     from compressor.models.hub import GENERATIVE, auto_class_of
+    from export.graph.exportable import require_growing_cache, require_traceable
 
+    require_traceable(plan.model.config)
     if auto_class_of(plan.model) in GENERATIVE:
         check_generating(config)
+        require_growing_cache(plan.model.config)
     for runtime in config.runtime:
         for precision in config.precisions_of(runtime):
             RUNTIMES[runtime].require_instructions(precision)
