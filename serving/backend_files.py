@@ -28,10 +28,29 @@ def backend_names() -> list[str]:
 
 def copy_backend(name: str, folder: Path) -> Path:
     """Write `folder`/NAME, a backend as Triton reads it: for --backend-directory, or to be mounted in a container. Files of one
-    that is there are replaced. Raises ValueError for another name."""
+    that is there are replaced, each at once, and the folder stays the same one. Raises ValueError for another name."""
     require_one_of("name", name, backend_names())
     target = Path(folder) / name
     target.mkdir(parents=True, exist_ok=True)
-    for file in (BACKENDS / name / "model.py", *SHARED):
-        shutil.copy2(file, target)
+    for file in _files(name):
+        beside = target / f".{file.name}"
+        shutil.copy2(file, beside)
+        beside.replace(target / file.name)
     return target
+
+
+def renew_backend(name: str, folder: Path) -> Path:
+    """`copy_backend`, which then removes what else is in `folder`/NAME: a container that has the folder mounted sees the new
+    files, where a new folder in its place would leave the old one mounted, and empty. Raises ValueError for another name."""
+    target = copy_backend(name, folder)
+    written = {file.name for file in _files(name)}
+    for path in [path for path in target.iterdir() if path.name not in written]:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+    return target
+
+
+def _files(name: str) -> tuple[Path, ...]:
+    return BACKENDS / name / "model.py", *SHARED

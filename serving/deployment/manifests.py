@@ -9,7 +9,6 @@ import importlib.metadata
 import os
 import re
 import shlex
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from tritonclient.grpc.model_config_pb2 import ModelInstanceGroup
 from compressor.errors import UserError
 from export.runtimes.onnxruntime import NO_KERNELS_BY_SHAPE, RUNTIME
 from export.runtimes.runtime_registry import RUNTIMES
-from serving.backend_files import backend_names, copy_backend
+from serving.backend_files import backend_names, renew_backend
 from serving.layout.version_file import read_version
 from serving.repository import read_config
 
@@ -29,7 +28,7 @@ TRITON = "24.12"
 and its Python (3.12) has wheels of the ONNX Runtime that files are proven with here."""
 IMAGE = f"nvcr.io/nvidia/tritonserver:{TRITON}-py3"
 BACKENDS = "compress-backends"
-"""The folder beside a compose file that is replaced with it."""
+"""The folder beside a compose file whose content is replaced with it."""
 LABEL = 63
 """Longest name of a service in Kubernetes, which begins with a letter."""
 
@@ -183,8 +182,7 @@ def write_compose(path: Path, location: str, models: Sequence[str], *, gpu: bool
     check_compose(path, location, models)
     _write(path, compose(str(Path(location).resolve()), models, gpu=gpu))
     for name in backend_names():
-        shutil.rmtree(path.parent / BACKENDS / name, ignore_errors=True)
-        copy_backend(name, path.parent / BACKENDS)
+        renew_backend(name, path.parent / BACKENDS)
     return list(models)
 
 

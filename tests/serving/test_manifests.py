@@ -1,5 +1,6 @@
 """The files that `compress deploy` writes for KServe and for compose, and what is refused before anything is deployed."""
 
+import os
 from dataclasses import replace
 from importlib import metadata
 
@@ -55,6 +56,24 @@ def test_a_compose_file_has_its_own_folder_beside_it(deployed, tmp_path):
     backends = [tmp_path / "here" / source / "model.py" for source in sources[1:]]
     assert sources[0] == str(tmp_path / "served") and all(backend.is_file() for backend in backends)
     assert "--strict-readiness=false --load-model=4-reviews --load-model=4-reviews-text" in triton["command"][0]
+
+
+def test_a_second_compose_file_keeps_the_folders_that_a_running_container_has_mounted(deployed, tmp_path):
+    """A new folder in the place of a mounted one is not seen in the container, which keeps the old one without its files. An
+    open handle refers to a folder as a mount does."""
+    deployed(tmp_path / "served", "--compose", tmp_path / "compose.yaml")
+    for folder in sorted((tmp_path / "compress-backends").iterdir()):
+        written = {path.name: path.read_bytes() for path in folder.iterdir()}
+        (folder / "model.py").write_text("of an earlier version")
+        (folder / "stale.py").touch()
+        (folder / "__pycache__").mkdir()
+        mounted = os.open(folder, os.O_RDONLY)
+        try:
+            deployed(tmp_path / "served", "--compose", tmp_path / "compose.yaml")
+            assert sorted(os.listdir(mounted)) == sorted(written)
+        finally:
+            os.close(mounted)
+        assert written == {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def test_a_model_for_a_gpu_is_given_one(tmp_path, tokenizer_folder):
