@@ -5,8 +5,8 @@ from __future__ import annotations
 import filecmp
 import json
 import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from pipelines.stages.served_checks import Served
 from serving.generator_repository import write_generator
 from serving.layout.text_outputs import TEXT_SUFFIX
 from serving.layout.version_file import read_version
-from serving.repository import TOKENIZER, complete_facts, models_of, read_config, tokenizer_files
+from serving.repository import TOKENIZER, ServedModel, complete_facts, models_of, read_config, tokenizer_files
 
 
 def require_same(what: str, value: Any, expected: Any) -> None:
@@ -45,11 +45,11 @@ def require_same_files(expected: Sequence[Path], folder: Path, what: str) -> Non
             raise CheckError("E612", f"{what} file '{path.name}' {fault}", "Run its stage again with --force", str(folder))
 
 
-def require_same_repository(served: Served, options: dict[str, Any]) -> None:
-    """Check that a deployed model's files are those that the run wrote from `options`. Raises CheckError E612, UserError E724,
-    E728."""
+def require_same_repository(served: Served, options: dict[str, Any], locked: Mapping[str, Any]) -> None:
+    """Check that a deployed model's files are those that the run wrote from `options`; `locked` is its config as the lock file
+    has it. Raises CheckError E612, UserError E724, E728."""
     sources = served.runtime.files(served.path)
-    for name, expected in models_of(served.name, served.path, runtime=served.runtime, **options).items():
+    for name, expected in _models(served, options, locked).items():
         folder, tokenizer = served.repository / name, options["tokenizer_folder"]
         version = folder / "1"
         if not all(filecmp.cmp(source, version / target, shallow=False) for target, source in sources.items()):
@@ -61,6 +61,19 @@ def require_same_repository(served: Served, options: dict[str, Any]) -> None:
         facts = complete_facts(options["facts"], served.runtime, tokenizer)
         require_same(f"serving.json of {name}", asdict(read_version(version)), asdict(facts))
         require_same_files(tokenizer_files(tokenizer), version / TOKENIZER, "tokenizer")
+
+
+def _models(served: Served, options: dict[str, Any], locked: Mapping[str, Any]) -> dict[str, ServedModel]:
+    """What the run wrote. An earlier version, which had no key for the device, wrote where models are placed only where their
+    file is for one device; one before it wrote nothing of streams."""
+    if "device" in locked:
+        return models_of(served.name, served.path, runtime=served.runtime, **options)
+    options = {**options, "knobs": replace(options["knobs"], device=None)}
+    models = models_of(served.name, served.path, runtime=served.runtime, **options)
+    for name, model in models.items():
+        if "streams" not in read_config(served.repository / name).parameters:
+            model.config.parameters.pop("streams", None)
+    return models
 
 
 def require_same_generator(repository: Path, config: DeployConfig, exported: Path, inputs: Inputs, precision: str) -> None:

@@ -36,6 +36,7 @@ from export.parity.sides import runs
 from export.runtimes.runtime import Runtime
 from export.runtimes.runtime_registry import DEFAULT, RUNTIMES
 from pipelines.engine.attempt import last_attempt
+from pipelines.engine.base_corrections import base_corrections
 from pipelines.engine.preflight import copied_digests
 from pipelines.engine.stage import Artifact, BaseModelReference, Inputs, Progress, dense_of
 from pipelines.runs.finished import FinishedRun, open_run
@@ -253,7 +254,12 @@ class Verification:
             arrays = partial(finite_inputs, rows.kind)
             quality = judge_rows(forward, rows, self.data, self.workspace, "quality", arrays).quality
             metric = f"{key}, {name}" if name else key
-            require_quality(metric, quality[key], recorded[name][key], rows.kind.grain(rows.labels))
+            require_quality(metric, quality[key], recorded[name][key], rows.kind.grain(rows.labels), self._other_quality)
+
+    def _other_quality(self) -> str:
+        """What to do where a quality is not the recorded one."""
+        read_otherwise = "tokens" in base_corrections(self.base.folder, self.base.sha256, decodes=False)
+        return OTHER_TOKENS if read_otherwise else OTHER_MODEL
 
     def _onnx_hops(self, made: Artifact, inputs: Inputs, _serve: bool) -> Iterator[tuple[str, Callable]]:
         yield "labels", lambda: require_same("its labels", made.metadata["labels"], self.data.label_names)
@@ -287,7 +293,7 @@ class Verification:
         runtime, precision, path, options = contents(config, inputs, self.data)
         repository, interfaces = made.folder / "repository", tuple(config.interfaces)
         deployed = Served(repository, config.name, RUNTIMES[runtime], path, interfaces, config.knobs, precision)
-        yield "model, config, tokenizer", lambda: require_same_repository(deployed, options)
+        yield "model, config, tokenizer", lambda: require_same_repository(deployed, options, row["config"])
         for interface in interfaces if serve else ():
 
             def served(interface: str = interface) -> ParityResult:
@@ -355,6 +361,11 @@ class _Reference:
 
 
 OTHER_MODEL = "The model has changed since it was measured: run its stage again with --force"
+OTHER_TOKENS = (
+    "This version reads the base's texts otherwise than earlier ones: if one of them made this run, run the pipeline again. "
+    "Otherwise the model has changed since it was measured: run its stage again with --force"
+)
+"""Of a base whose tokens an earlier version took from another tokenizer (pipelines/engine/base_corrections.py)."""
 
 
 def require_finite(logits: np.ndarray) -> None:
@@ -369,10 +380,11 @@ def finite_inputs(kind: TaskKind, logits: np.ndarray, labels: np.ndarray) -> tup
     return kind.metric_inputs(logits, labels)
 
 
-def require_quality(metric: str, value: float, recorded: float, grain: float) -> None:
-    """Raises CheckError E613 for a metric further from the recorded one than METRIC_DRIFT and `grain`, one answer."""
+def require_quality(metric: str, value: float, recorded: float, grain: float, fix: Callable[[], str]) -> None:
+    """Raises CheckError E613, with a `fix`, for a metric further from the recorded one than METRIC_DRIFT and `grain`, one
+    answer."""
     if abs(value - recorded) > max(METRIC_DRIFT, grain) + 1e-9:
-        raise CheckError("E613", f"{metric} {value:.4f}, recorded {recorded:.4f}", OTHER_MODEL)
+        raise CheckError("E613", f"{metric} {value:.4f}, recorded {recorded:.4f}", fix())
 
 
 def to_json(folder: Path, checks: Sequence[Check]) -> dict[str, Any]:
