@@ -11,12 +11,14 @@ import contextlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from google.protobuf import text_format
 
 from compressor.errors import UserError
+from export.runtimes.runtime import Runtime
 from export.runtimes.runtime_registry import RUNTIMES
 from export.standalone.folder import SUMMARY
 from serving.deployment.target import Target
@@ -36,12 +38,13 @@ def write_many_tasks(
     stacked: Path,
     *,
     interfaces: Sequence[str] = INTERFACES,
-    knobs: Knobs = DEFAULT_KNOBS,
+    knobs: Knobs | None = None,
     max_length: int | None = None,
 ) -> list[Path]:
     """Add the model of many tasks in `stacked`, a folder of `compress delta stack`, to the repository `folder` as `name`.
 
-    Returns the version folders. Where the repository has the model, it gets another version.
+    Returns the version folders. Where the repository has the model, it gets another version, and keeps the settings of its
+    config; `knobs` that are given must be these.
 
     Texts are cut at `max_length` tokens, by default as many as the model takes, at most MOST_TOKENS. Raises UserError E113
     (`max_length` is more than the model takes), E720 to E723 as `write_repository`, E756 (a deployment is at work there), E757
@@ -50,11 +53,12 @@ def write_many_tasks(
     summary = read_summary(stacked)
     runtime, path = RUNTIMES[summary["runtime"]], stacked / summary["path"]
     facts = facts_of(stacked, summary, max_length)
-    options = {"facts": facts, "tokenizer_folder": stacked, "interfaces": interfaces, "knobs": knobs}
+    options = {"facts": facts, "tokenizer_folder": stacked, "interfaces": interfaces, "knobs": knobs or DEFAULT_KNOBS}
     models = models_of(name, path, runtime=runtime, **options)
     homes = {model: Path(folder, model) for model in models}
     with Target.at(str(folder)).locked():  # another writer would take the same number
         numbers = _numbers(homes, models)
+        models |= {model: _as_before(homes[model], models[model], knobs) for model in models if numbers[model] > 1}
         with contextlib.ExitStack() as undo:
             for model, home in homes.items():
                 # complete before a server can see it: hidden folders are no versions
@@ -69,14 +73,11 @@ def write_many_tasks(
 
 
 def _numbers(homes: Mapping[str, Path], models: Mapping[str, ServedModel]) -> dict[str, int]:
-    """The number of each model's next version. Raises UserError E779 where the repository has one of the models alone, or with
-    another config."""
+    """The number of each model's next version. Raises UserError E779 where the repository has one of the models alone."""
     there = [model for model, home in homes.items() if _is_there(home, models[model])]
     if there and len(there) < len(models):
         what = f"the repository has '{there[0]}' alone, of {' and '.join(models)}"
         raise UserError("E779", what, "Give the interfaces that it has, or another name", str(homes[there[0]].parent))
-    for model in there:
-        _check_config(homes[model], models[model].config)
     return {model: 1 + int(version_folders(home)[-1].name) if there else 1 for model, home in homes.items()}
 
 
@@ -145,9 +146,35 @@ def text_limits(folder: Path, max_length: int | None) -> dict[str, Any]:
     return {**limits, "max_length": max_length}
 
 
-def _check_config(home: Path, config: Any) -> None:
-    """Raises UserError E779 where the served model has another config: a version cannot have one of its own."""
-    before = read_config(home)
-    if text_format.MessageToString(before) != text_format.MessageToString(config):
-        what = "the repository has this model with another config (another runtime, kind of task or setting)"
-        raise UserError("E779", what, "Give the settings that it has, or another name", str(home))
+def require_runtime(folder: Path, name: str, runtime: Runtime) -> None:
+    """Raises UserError E779 where another runtime computes the versions that the repository `folder` has of `name`: for who is
+    about to make the model file, which takes long."""
+    home = Path(folder, name)
+    if (home / CONFIG_FILE).is_file() and version_folders(home) and read_config(home).backend != runtime.backend:
+        raise _another_config("runtime", home)
+
+
+def _as_before(home: Path, content: ServedModel, knobs: Knobs | None) -> ServedModel:
+    """`content` with the config of the served model, of which only the requests that warm it up are those of the new version.
+    Raises UserError E779 where a version cannot have this config, or it has not the `knobs`."""
+    before, new = read_config(home), content.config
+    if _served_by(before) != _served_by(new):
+        raise _another_config("runtime or kind of task", home)
+    if knobs is not None and text_format.MessageToString(before) != text_format.MessageToString(new):
+        raise _another_config("setting", home)
+    kept = type(before)()
+    kept.CopyFrom(before)
+    if before.model_warmup:
+        del kept.model_warmup[:]
+        kept.model_warmup.extend(new.model_warmup)
+    return replace(content, config=kept)
+
+
+def _served_by(config: Any) -> tuple[Any, ...]:
+    """What must be the same for all versions of a model: the rest of a config are settings, whose defaults change."""
+    return config.backend, config.max_batch_size > 0, list(config.input), list(config.output)
+
+
+def _another_config(which: str, home: Path) -> UserError:
+    what = f"the repository has this model with another config (another {which})"
+    return UserError("E779", what, f"Give the {which} that it has, or another name", str(home))

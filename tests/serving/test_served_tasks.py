@@ -17,16 +17,18 @@ from compressor.errors import UserError
 from compressor.models.hub import build, resolve
 from compressor.storage import delta_file
 from export.many.stacked_folder import stack_folder
+from export.runtimes.runtime_registry import RUNTIMES
 from export.runtimes.sessions import run, session
 from pipelines.cli.work.serve_work import request_of
 from pipelines.runs.served import Served
 from serving.client import Client
 from serving.deployment.target import LOCK, Target
+from serving.layout.knobs import DEFAULT_KNOBS
 from serving.layout.text_outputs import TEXT_SUFFIX
 from serving.layout.version_file import VersionFacts
 from serving.predict import predict
 from serving.repository import read_config, write_config
-from serving.stacked_repository import text_limits, write_many_tasks
+from serving.stacked_repository import require_runtime, text_limits, write_many_tasks
 from tests.compressor.conftest import tuned
 from tests.tiny import write_model
 
@@ -57,8 +59,8 @@ def test_another_set_of_tasks_is_another_version(stacked, tmp_path):
     config = read_config(tmp_path / "many-text")
     assert [(value.name, value.optional) for value in config.input] == [("TEXT", False), ("PAIR", True), ("TASK", False)]
     assert write_many_tasks(tmp_path, "many", stacked, knobs=KNOBS)[0].name == "2"
-    with pytest.raises(UserError, match=r"E779 .*with another config"):
-        write_many_tasks(tmp_path, "many", stacked)
+    with pytest.raises(UserError, match=r"E779 .*with another config \(another setting\)"):
+        write_many_tasks(tmp_path, "many", stacked, knobs=DEFAULT_KNOBS)
     with pytest.raises(UserError, match=r"E779 .*has 'many-text' alone"):
         (tmp_path / "many").rename(tmp_path / "other")
         write_many_tasks(tmp_path, "many", stacked, knobs=KNOBS)
@@ -67,6 +69,26 @@ def test_another_set_of_tasks_is_another_version(stacked, tmp_path):
     with pytest.raises(UserError, match=r"E113 max_length: 100 tokens, where the model has positions for 64\. Use at most 64"):
         write_many_tasks(tmp_path, "new", stacked, max_length=100)
     assert not (tmp_path / "new").exists()
+
+
+def test_a_model_of_an_earlier_version_takes_another_version_and_keeps_its_settings(stacked, tmp_path):
+    """Whose defaults were others; a model that takes other inputs, or of another runtime, does not."""
+    write_many_tasks(tmp_path, "many", stacked, knobs=KNOBS)
+    config = read_config(tmp_path / "many-text")
+    config.dynamic_batching.max_queue_delay_microseconds = 0
+    config.parameters.pop("streams")
+    write_config(config, tmp_path / "many-text")
+    assert [version.name for version in write_many_tasks(tmp_path, "many", stacked)] == ["2", "2"]
+    assert read_config(tmp_path / "many-text") == config
+    require_runtime(tmp_path, "many", RUNTIMES["onnxruntime"])
+    require_runtime(tmp_path, "new", RUNTIMES["openvino"])
+    with pytest.raises(UserError, match=r"E779 .*with another config \(another runtime\)"):
+        require_runtime(tmp_path, "many", RUNTIMES["openvino"])
+    del config.input[1]
+    write_config(config, tmp_path / "many-text")
+    with pytest.raises(UserError, match=r"E779 .*with another config \(another runtime or kind of task\)"):
+        write_many_tasks(tmp_path, "many", stacked)
+    assert not (tmp_path / "many" / "3").exists()
 
 
 @pytest.mark.parametrize("length", [40, 1024, None])

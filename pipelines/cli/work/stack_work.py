@@ -19,7 +19,7 @@ from pipelines.engine.disk import require_writable
 from pipelines.terminal.capture import captured
 from pipelines.terminal.console_table import figure, table
 from serving.repository import check_name
-from serving.stacked_repository import text_limits, write_many_tasks
+from serving.stacked_repository import require_runtime, text_limits, write_many_tasks
 
 PADDED = 1.5
 """Size of the tasks in the file over that of their delta files from which it is explained."""
@@ -42,6 +42,7 @@ def stack(
         require_unused(["name", "max_length"], "without --repository")
     else:
         _require_addable(files[0], base, repository, name, max_length)
+        require_runtime(repository, name, RUNTIMES[runtime])
     with tempfile.TemporaryDirectory() as scratch, captured(Path(scratch, "stack.log")):
         summary = stack_folder(files, out, base=base, runtime=RUNTIMES[runtime], force=force)
     versions = [] if repository is None else write_many_tasks(repository, name, out, max_length=max_length)
