@@ -332,6 +332,24 @@ def test_what_the_hub_does_not_give_is_told_and_leaves_nothing(hub, tmp_path, an
     assert cached(tmp_path) == []
 
 
+@pytest.mark.parametrize("lacks", [False, True])
+def test_a_file_that_an_earlier_version_read_is_named_where_the_hub_is_out_of_reach(hub, tmp_path, monkeypatch, lacks):
+    """It cached the rows without the number of its way of reading."""
+    wanted = parse("hub:a/b:c/train:9", tmp_path)
+    earlier = tmp_path / "cache" / "compress" / "data" / "a--b" / "c" / "train-first-9.jsonl"
+    hub.answer, told = ConnectionError("offline"), f"; or name this file itself.*: {earlier}$"
+    if lacks:
+        monkeypatch.setitem(sys.modules, "datasets", None)
+    code = "E907" if lacks else "E231"
+    with pytest.raises(UserError, match=code) as without:
+        fetch(wanted)
+    assert "name this file itself" not in str(without.value)
+    earlier.parent.mkdir(parents=True)
+    earlier.write_text("{}")
+    with pytest.raises(UserError, match=f"{code} .*{told}"):
+        fetch(wanted)
+
+
 @pytest.mark.parametrize("reference", ["hub:a/b/train", "hub:a/b/train_r1", "hub:a/b/train_r1:20"])
 def test_a_split_that_is_too_large_is_not_kept(hub, tmp_path, monkeypatch, reference):
     monkeypatch.setattr(hub_set, "DATA", small_limit(1000))

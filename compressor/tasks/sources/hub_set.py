@@ -100,7 +100,10 @@ def fetch(wanted: HubSplit, say: Say = lambda rows: None) -> Path:
     marks, now = _marks(wanted), time.time_ns()
     if wanted.local and _READ.get(wanted.path) == (marks, mark_of(wanted.path)):
         return wanted.path
-    datasets = needed("datasets", "a data set of the hub", wanted.reference)
+    try:
+        datasets = needed("datasets", "a data set of the hub", wanted.reference)
+    except UserError as error:
+        raise UserError(error.code, error.what, error.fix + _or_earlier(wanted), error.where) from None
     with _reachable(datasets, wanted):
         if wanted.local and os.path.isfile(os.path.join(wanted.place, "state.json")):
             raise ValueError("a folder that `save_to_disk` wrote; `push_to_hub` or `to_parquet` write one that is read")
@@ -179,4 +182,12 @@ def _reachable(datasets: Any, wanted: HubSplit) -> Iterator[None]:
             raise UserError("E232", what, "Check CONFIG and SPLIT against the names above", wanted.reference) from None
         offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0") else ""
         fix = "Check the name and the network, or copy the data set's files and name their folder: hub:./FOLDER/SPLIT"
-        raise UserError("E231", f"could not be fetched from the hub{offline}: {reason}", fix, wanted.reference) from None
+        what = f"could not be fetched from the hub{offline}: {reason}"
+        raise UserError("E231", what, fix + _or_earlier(wanted), wanted.reference) from None
+
+
+def _or_earlier(wanted: HubSplit) -> str:
+    """The end of a fix, where the cache has the rows as they were read before ways of reading had numbers."""
+    way = wanted.path.parents[2]
+    earlier = way.parent / wanted.path.relative_to(way)
+    return f"; or name this file itself, the rows as an earlier version read them: {earlier}" if earlier.is_file() else ""
