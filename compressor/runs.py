@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from compressor import checkpoint
 from compressor.errors import UserError
 from compressor.run_store import RUN_FILE, last_model
+from compressor.tasks import KINDS
 
 if TYPE_CHECKING:
     from torch import nn
@@ -27,11 +28,14 @@ def load(folder: Path, base: Path | str | None = None) -> nn.Module:
     return checkpoint.load(found.folder, base=base or _base(folder, found.lock.get("model")))
 
 
-def last_state(folder: Path) -> tuple[Path, str | None]:
-    """The folder of the last state of the run in `folder`, before its merge, and where the run found its pretrained model, if
-    that is still there: the reference that the state names may be of another place. Raises UserError E805, E305."""
+def last_state(folder: Path) -> tuple[Path, str | None, str]:
+    """The folder of the last state of the run in `folder`, before its merge; where the run found its pretrained model, if that
+    is still there: the reference that the state names may be of another place; the kind of its task, which a state of an
+    earlier version does not name ('' if it is unknown). Raises UserError E805, E305."""
     found = last_model(folder, checkpoint.STATE_FILE)
-    return found.folder, _base(folder, found.lock.get("model"))
+    task = found.lock.get("task")
+    kind = task.get("kind") if isinstance(task, dict) else None
+    return found.folder, _base(folder, found.lock.get("model")), kind if isinstance(kind, str) and kind in KINDS else ""
 
 
 def _base(folder: Path, model: object) -> str | None:

@@ -77,17 +77,27 @@ def test_it_learns_and_keeps_what_it_learned(project, tmp_path):
     assert all(quality[key] >= value for key, value in least.items()), quality
     assert all(hop["passed"] for made in artifacts.values() for hop in made.metadata.get("parity", []))
     base = str(path.parent / "model")
-    convert(artifacts["tune"].folder, tmp_path / "delta", base, "delta", None, True)
+    convert(artifacts["tune"].folder, tmp_path / "delta", base, "delta", None, None, True)
     apply(tmp_path / "delta", base, tmp_path / "merged")
     for folder in (artifacts["merge"].folder, tmp_path / "merged"):  # else transformers' pipeline would make them one choice
         assert json.loads((folder / "config.json").read_text()).get("problem_type") == PROBLEM_TYPES.get(kind)
 
 
+def test_a_state_that_does_not_name_its_kind_is_merged_as_the_task_has_it(tmp_path, monkeypatch):
+    """As an earlier version wrote it; the training is not repeated."""
+    monkeypatch.setattr("pipelines.stages.loading.kind_recorded", lambda *_: "")
+    stages = [{"tune": {"method": "lora", "rank": 2, "epochs": 1, **FAST}}, {"merge": None}]
+    path = write_pipeline(tmp_path, kind="multilabel", stages=stages, rows=16)
+    made = run_pipeline(load_pipeline(path), tmp_path / "runs").artifacts
+    assert "kind" not in json.loads((made["tune"].folder / "state.json").read_text())
+    assert json.loads((made["merge"].folder / "config.json").read_text())["problem_type"] == PROBLEM_TYPES["multilabel"]
+
+
 @pytest.mark.slow
 def test_a_delta_file_names_its_kind(project, run, tmp_path):
     base = str(project[1].parent / "model")
-    convert(run.artifacts["tune"].folder, tmp_path / "one", base, "delta", None, True)
-    convert(tmp_path / "one", tmp_path / "two", base, "delta", None, True)
+    convert(run.artifacts["tune"].folder, tmp_path / "one", base, "delta", None, None, True)
+    convert(tmp_path / "one", tmp_path / "two", base, "delta", None, None, True)
     assert read(tmp_path / "two").kind == project[0]
 
 

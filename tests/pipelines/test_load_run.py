@@ -67,6 +67,16 @@ def test_the_delta_of_a_run(made, compress, tmp_path, monkeypatch):
     assert torch.equal(logits(model, made), logits(compressor.load(made / "runs" / "unmerged"), made))
 
 
+def test_the_delta_of_a_run_names_the_kind_of_its_task(runs, compress, tmp_path):
+    """A state that an earlier version wrote does not name it."""
+    lock = runs / "unmerged" / "pipeline.lock.yaml"
+    content = yaml.safe_load(lock.read_text())
+    content["task"]["kind"] = "multilabel"
+    lock.write_text(yaml.safe_dump(content))
+    assert compress("delta", "convert", runs / "unmerged", tmp_path / "delta.safetensors")[0] == 0
+    assert read(tmp_path / "delta.safetensors").kind == "multilabel"
+
+
 def test_the_base_of_a_run_is_the_one_that_it_found(made, compress, tmp_path, monkeypatch):
     """Whatever is called so where the command runs; the delta keeps the name that the pipeline file has."""
     (tmp_path / "model").mkdir()

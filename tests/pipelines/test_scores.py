@@ -11,8 +11,9 @@ import torch
 from compressor.pruning import scores as functions
 from compressor.pruning_criteria import BY_ROWS, LOSS_POWER, SUMS, Criterion
 from compressor.tasks.data import Data, tensor_batches
-from pipelines.engine.base_corrections import base_corrections
+from pipelines.engine.base_corrections import _facts, base_corrections, texts_read_otherwise
 from pipelines.engine.stage import load_stage
+from pipelines.stages.merge import config as merge
 from pipelines.stages.prune.config import STAGE, PruneConfig, PruneItem
 from pipelines.stages.prune.remove_units import score
 from tests.compressor.conftest import tiny, tuned
@@ -55,6 +56,12 @@ def test_what_was_scored_otherwise_before_is_made_again():
     }
     found = {(name, kind): STAGE.corrected(of, [kind]) for name, of in made.items() for kind in ("choices", "regression")}
     assert {key for key, again in found.items() if again} == {("taylor", "choices"), ("fisher", "choices")}
+
+
+def test_what_was_merged_otherwise_before_is_made_again():
+    """Where the number of outputs does not tell the kind, and transformers has a word for it."""
+    again = {kind: merge.STAGE.corrected(merge.MergeConfig(), [kind]) for kind in ("multilabel", "classification", "choices")}
+    assert {kind for kind, keys in again.items() if keys} == {"multilabel"}
 
 
 @pytest.mark.parametrize(

@@ -138,8 +138,9 @@ def convert(src: Path, dst: Path, base: str | None, form: str, labels: str | Non
     """Write the source in the other format; of a run it is the last state, before the merge."""
     _check_new(dst, of_a_file=form == "delta")
     recorded = place = None
+    trained_as = kind
     if is_run(src):
-        src, found = last_state(src)
+        src, found, trained_as = last_state(src)
         if base is None and found is not None:
             base = place = found
             recorded = read_description(src)["base"]["reference"]
@@ -147,7 +148,7 @@ def convert(src: Path, dst: Path, base: str | None, form: str, labels: str | Non
         model, has_head = _open(src, base, labels, kind)
     origin, head = origin_of(model), head and has_head
     names = list(model.config.id2label.values())
-    recorded_kind = kind_recorded(kind_of(kind), len(names)) if kind else _kind(src)
+    recorded_kind = kind_recorded(kind_of(trained_as), len(names)) if trained_as else _kind(src)
     if form == "delta":
         dst.parent.mkdir(parents=True, exist_ok=True)
         reference = recorded or origin.reference

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
+from compressor.tasks.task_kind import kind_of
 from pipelines.engine.stage import Entry, Problem, Stage, StageConfig
 from pipelines.stages.prune.prune_weights import filled_problems
 
@@ -18,6 +20,11 @@ def check(config: MergeConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
     yield from filled_problems("merging", earlier)
 
 
+def corrected(_: MergeConfig, kinds: Sequence[str]) -> dict[str, Any]:
+    """What an earlier version did otherwise: config.json did not say that each label is predicted by itself."""
+    return {"problem_type": 2} if any(kind_of(kind).problem_type for kind in kinds) else {}
+
+
 STAGE = Stage(
     name="merge",
     summary="fold the deltas into the weights and write the checkpoint",
@@ -29,6 +36,7 @@ STAGE = Stage(
     scores_tests=True,
     merges=True,
     outcome="merged",
+    corrected=corrected,
     run="pipelines.stages.merge.run:run",
     check=check,
 )
