@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -163,13 +163,15 @@ def write_summary(folder: Path, summary: dict[str, Any]) -> None:
     (folder / SUMMARY).write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _written(out: Path) -> set[str]:
-    """The names of the files of an earlier export, with those that its script builds; of one without such a list only these."""
-    try:
-        names = {str(name) for name in json.loads((out / SUMMARY).read_text(encoding="utf-8"))["written"]}
-    except (ValueError, KeyError, TypeError):
-        names = set()
-    return {SUMMARY, *engines.BUILT, *names}
+def _written(out: Path) -> tuple[set[str], bool]:
+    """The names of the files of an earlier export, with those that its script builds, and whether it lists its own: one of an
+    earlier version does not, and of one whose list is damaged only the others are known."""
+    names, listed = set(), True
+    with suppress(ValueError, TypeError):
+        summary = json.loads((out / SUMMARY).read_text(encoding="utf-8"))
+        listed = not isinstance(summary, dict) or "written" in summary
+        names = {str(name) for name in summary["written"]} if listed else names
+    return {SUMMARY, *engines.BUILT, *names}, listed
 
 
 def require_free(out: Path, force: bool) -> None:
@@ -183,7 +185,14 @@ def require_free(out: Path, force: bool) -> None:
     if inner := [path.name for path in content if path.is_dir()]:
         what = f"the folder holds the folder '{inner[0]}', as no export does: it is not replaced"
         raise UserError("E620", what, "Give another --out", str(out))
-    if content and force and (others := {path.name for path in content} - _written(out)):
+    if not (content and force):
+        return
+    written, listed = _written(out)
+    others = {path.name for path in content} - written
+    if others and not listed:
+        what = f"its {SUMMARY}, as that of an earlier version, does not list the files of the export: none is replaced"
+        raise UserError("E620", what, "Delete the folder if it holds nothing else, or give another --out", str(out))
+    if others:
         what = f"the folder holds '{min(others)}', which no export wrote: it is not replaced"
         raise UserError("E620", what, "Move it, or give another --out", str(out))
 

@@ -166,12 +166,27 @@ def test_a_model_that_cannot_be_traced(folders, tmp_path):
     assert not (tmp_path / "onnx").exists()
 
 
-@pytest.mark.parametrize("summary", ["{}", "[", '{"written": 1}', '{"written": ["model.onnx", []]}'])
-def test_force_replaces_no_file_that_no_export_wrote(tmp_path, summary):
+UNLISTED = (
+    "export.json, as that of an earlier version, does not list the files of the export.*Delete the folder if it holds nothing"
+)
+FOREIGN = r"holds '\.gitignore', which no export wrote"
+
+
+@pytest.mark.parametrize(
+    ("summary", "told"),
+    [
+        ("{}", UNLISTED),
+        ("[", FOREIGN),
+        ('{"written": 1}', FOREIGN),
+        ('{"written": ["model.onnx", []]}', FOREIGN),
+        ("1", FOREIGN),
+    ],
+)
+def test_force_replaces_no_file_that_no_export_wrote(tmp_path, summary, told):
     """Nothing is lost, whatever stands in the summary."""
     (tmp_path / "export.json").write_text(summary)
     (tmp_path / ".gitignore").write_text("mine")
-    with pytest.raises(UserError, match=r"E620 .*holds '\.gitignore', which no export wrote"):
+    with pytest.raises(UserError, match=f"E620 .*{told}"):
         require_free(tmp_path, force=True)
 
 
