@@ -25,7 +25,7 @@ from compressor.models import auto
 from compressor.models.anatomy import row_of_model
 from compressor.models.architectures import COMPRESSED
 from compressor.models.files.config_file import check_config
-from compressor.models.files.damage import Damage, door, read_json, reading_by_library
+from compressor.models.files.damage import Damage, door, fix_of_format, read_json, reading_by_library
 from compressor.models.files.model_folder import CONFIG, COPIED, GENERATION
 from compressor.models.files.weight_files import check_finite, read_header
 from compressor.models.hub import (
@@ -139,8 +139,8 @@ def read_description(folder: Path) -> dict:
             raise Damage(f"has a {STATE_FILE} without a format", DAMAGED)
     number = description["format"]
     if number not in READABLE:
-        fix = "Create it again with this version"
-        raise UserError("E305", f"{STATE_FILE} has format {number}, this version reads {FORMAT}", fix, str(folder))
+        what = f"{STATE_FILE} has format {number}, this version reads {FORMAT}"
+        raise UserError("E305", what, fix_of_format(number, FORMAT), str(folder))
     if description.setdefault("auto_class", SEQUENCES) not in AUTO_CLASSES:
         what = f"{STATE_FILE} names the Auto class {description['auto_class']!r:.60}"
         raise UserError("E305", what, f"Here it is {' or '.join(AUTO_CLASSES)}", str(folder))

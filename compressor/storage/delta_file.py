@@ -24,7 +24,7 @@ from compressor.compression import Kept, compression_of
 from compressor.deltas.kinds.mask import Mask
 from compressor.deltas.registry import KINDS
 from compressor.errors import UserError
-from compressor.models.files.damage import door
+from compressor.models.files.damage import door, fix_of_format
 from compressor.models.files.weight_files import DELTA as KEY
 from compressor.models.files.weight_files import not_finite
 from compressor.models.hub import AUTO_CLASSES, SEQUENCES, class_facts, head_names, require_labels
@@ -260,7 +260,7 @@ def _parse(text: str, flat: dict[str, Tensor], place: str, alone: bool) -> Delta
     description = json.loads(text)
     if description["format"] not in READABLE:
         what = f"format {description['format']!r:.60}, this version reads {FORMAT}"
-        raise UserError("E310", what, "Create it again with this version", place)
+        raise UserError("E310", what, fix_of_format(description["format"], FORMAT), place)
     sha256 = description.pop("sha256")
     if sha256 != _digest(description, flat):
         raise UserError("E310", "the checksum does not match", "Copy it again, or create it again", place)

@@ -83,6 +83,14 @@ def test_a_damaged_state(stored, tmp_path, name):
     damaged(tmp_path / "state", STATES[name])
 
 
+@pytest.mark.parametrize(("number", "fix"), [(99, "A newer version made it: upgrade this one, or create it"), (1, "Create it")])
+def test_a_state_of_another_format(stored, tmp_path, number, fix):
+    shutil.copytree(stored / "state", tmp_path / "state")
+    keys("state.json", format=number)(tmp_path / "state")
+    with pytest.raises(UserError, match=rf"E305 .*has format {number}, this version reads \d\. {fix} again with this version"):
+        load(tmp_path / "state")
+
+
 CHECKPOINTS = {
     **{f"config.json {name}": content("config.json", data) for name, data in NOT_JSON.items()},
     "no model type": without("model_type"),

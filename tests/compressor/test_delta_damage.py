@@ -36,8 +36,9 @@ def test_damaged_and_foreign_files_are_refused(tmp_path):
     assert "not a delta" in refused("E310", delta_file.read, bad)
     save_file({"x": torch.ones(2)}, bad, {delta_file.KEY: "[]"})
     refused("E310", delta_file.read, bad)
-    save_file({"x": torch.ones(2)}, bad, {delta_file.KEY: '{"format": 7}'})
-    assert "format 7" in refused("E310", delta_file.read, bad)
+    for number, fix in ((7, "A newer version made it: upgrade this one, or create it again"), (0, "Create it again")):
+        save_file({"x": torch.ones(2)}, bad, {delta_file.KEY: f'{{"format": {number}}}'})
+        assert f"format {number}, this version reads {delta_file.FORMAT}. {fix} with" in refused("E310", delta_file.read, bad)
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])

@@ -45,6 +45,13 @@ def reading_by_library(what: str, fix: str = "Save or download the folder again"
         raise Damage(f"{what} ({reason_of(error)})", fix) from error
 
 
+def fix_of_format(number: object, newest: int) -> str:
+    """What to do about a file whose format `number` is not read, where this version writes the `newest`."""
+    if type(number) is int and number > newest:
+        return "A newer version made it: upgrade this one, or create it again with this version"
+    return "Create it again with this version"
+
+
 def reason_of(error: BaseException) -> str:
     """A library's error as one short line."""
     text = " ".join(str(error).split())
