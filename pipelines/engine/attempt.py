@@ -32,7 +32,8 @@ class ErrorRecord(StoredRecord):
 
     code: str
     what: str
-    fix: str
+    fix: str = ""
+    """As in `Failure`."""
     where: str
     stage: str
     log: str
@@ -41,7 +42,7 @@ class ErrorRecord(StoredRecord):
 
     def shown(self) -> list[str]:
         place = f"{self.where}: " if self.where else ""
-        return self.lines or [f"{self.code} {place}{self.what}. {self.fix}".replace("\n", " ")]
+        return self.lines or [f"{self.code} {place}{self.what}. {self.fix}".replace("\n", " ").rstrip()]
 
 
 class Attempt(StoredRecord):

@@ -30,11 +30,12 @@ class Failure(StoredRecord):
     stage: str
     code: str
     what: str
-    fix: str
+    fix: str = ""
+    """Empty in a record of an earlier version, which had another key."""
 
     def line(self) -> str:
         """The failure as one line, in the format of errors."""
-        return f"{self.code} {self.what}. {self.fix}".replace("\n", " ")
+        return f"{self.code} {self.what}. {self.fix}".replace("\n", " ").rstrip()
 
 
 class LockedStage(StoredRecord):

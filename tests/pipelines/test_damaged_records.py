@@ -114,6 +114,18 @@ def test_a_lock_file_of_another_form(run, path, value):
         open_run(run)
 
 
+def test_records_of_an_earlier_version(run):
+    """It had another key for what to do about an error, which is left out."""
+    failure = {"stage": "tune", "code": "E610", "what": "unequal", "mend": "Train again"}
+    lock = yaml.safe_load((run / LOCK_FILE).read_text()) | {"failures": [failure]}
+    (run / LOCK_FILE).write_text(yaml.safe_dump(lock))
+    attempt = json.loads((run / RUN_FILE).read_text()) | {"status": "failed", "failures": [failure]}
+    (run / RUN_FILE).write_text(json.dumps(attempt | {"error": failure | {"where": "", "log": ""}}))
+    opened = open_run(run)
+    assert [found.line() for found in opened.failures] == ["E610 unequal."]
+    assert opened.attempt.failures == opened.failures and opened.attempt.error.shown() == ["E610 unequal."]
+
+
 def test_a_name_deeper_than_the_folder(run, monkeypatch):
     lock = yaml.safe_load((run / LOCK_FILE).read_text()) | {"name": "a/b"}
     (run / LOCK_FILE).write_text(yaml.safe_dump(lock))
