@@ -22,7 +22,7 @@ from compressor.models.files.model_folder import CONFIG, COPIED, GENERATION, TOK
 from compressor.models.files.weight_files import FLOATS, INDEX, WEIGHTS, StoredTensor, stored_tensors, weight_names
 from compressor.models.loaded_config import check_activations, plain_outputs
 from compressor.models.row_file import row_digest, row_entry, row_in
-from compressor.models.special_tokens import padding_id
+from compressor.models.special_tokens import padding_id, start_id
 from compressor.models.tasks_table import HEAD_TASKS, task_of_class
 from compressor.models.tied import stored_apart, untie
 from compressor.run_store import is_run, last_model
@@ -225,7 +225,7 @@ def _stored_head(folder: Path, empty: nn.Module) -> tuple[str, dict[str, Tensor]
     """
     from safetensors.torch import load_file
 
-    expected = {name: tuple(empty.get_parameter(name).shape) for name in head_names(empty)}
+    expected = {name: tuple(empty.get_parameter(name).shape) for name in task_head(empty)}
     if not expected:
         return "own", None
     with door("E304", "the folder", str(folder)):
@@ -268,6 +268,8 @@ def weightless_model(folder: Path, label_names: list[str], auto_class: str = SEQ
     name_outputs(config, label_names)
     # a decoder's head looks for the last token that is not padding, by this key
     config.pad_token_id = padding_id(config, folder)
+    if row.has_decoder:  # a T5 that classifies makes its decoder's inputs itself
+        config.decoder_start_token_id = start_id(config, config.pad_token_id)
     with door("E304", "the folder", str(folder)):
         with reading_by_library("has a config.json from which no model can be built"), torch.device("meta"):
             model = getattr(transformers, auto_class).from_config(config, trust_remote_code=False)
@@ -276,6 +278,7 @@ def weightless_model(folder: Path, label_names: list[str], auto_class: str = SEQ
         compression_of(model).head_parameters = task_head(model)
         if stored is not None:
             check_shapes(model, stored)
+            compression_of(model).head_parameters |= _fresh_pooler(model, stored)
     return model
 
 
@@ -328,6 +331,13 @@ def task_head(model: nn.Module) -> frozenset[str]:
         return frozenset()
     prefix = f"{model.base_model_prefix}."
     return frozenset(name for name, _ in model.named_parameters() if not name.startswith(prefix))
+
+
+def _fresh_pooler(model: nn.Module, stored: Mapping[str, StoredTensor]) -> frozenset[str]:
+    """Parameters of the base's pooler that its file lacks: `build` draws them, so they are of the task head."""
+    prefix = f"{model.base_model_prefix}."
+    names = {name for name, _ in model.named_parameters() if name.startswith(f"{prefix}pooler.")}
+    return frozenset(name for name in names if stored.keys().isdisjoint((name, name.removeprefix(prefix))))
 
 
 def name_outputs(config: PretrainedConfig, label_names: Sequence[str]) -> None:

@@ -121,6 +121,14 @@ def test_the_head_is_what_the_auto_class_added(folder):
     assert torch.equal(model.classifier.weight, again.classifier.weight), "the head is drawn from the seed"
 
 
+def test_a_pooler_that_the_file_lacks_is_of_the_head(tmp_path):
+    """In the plan as in the run: a masked language model of BERT is stored without one."""
+    folder = write_model(tmp_path, auto="AutoModelForMaskedLM")
+    model, planned = build(folder, ["a", "b", "c"]), weightless_model(folder, ["a", "b", "c"])
+    assert "bert.pooler.dense.weight" in head_names(model) == head_names(planned)
+    assert shape_of(model) == shape_of(planned) and compression_of(model).head_origin == "fresh"
+
+
 def test_weights_that_lack_a_layer_are_not_a_random_head(tmp_path, folder):
     from safetensors.torch import load_file, save_file
 
@@ -252,6 +260,38 @@ def test_positions_that_transformers_does_not_compute_are_refused(kind, tmp_path
                 resolve(str(folder))
         else:
             resolve(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "kind", "refused"),
+    [
+        ("camembert", "relative_key", True),
+        ("albert", "relative_key_query", True),
+        ("camembert", "absolute", False),
+        ("esm", "rotary", False),
+        ("esm", "relative_key", True),
+    ],
+)
+def test_relative_positions_are_refused_of_types_without_a_row(model_type, kind, refused, tmp_path):
+    """`compress export` and the rows of users take them."""
+    folder = write_model(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": model_type, "position_embedding_type": kind}))
+    with pytest.raises(Damage, match="position_embedding_type") if refused else nullcontext():
+        check_pretrained(folder, needs_row=False)
+
+
+def test_a_t5_that_names_no_start_classifies(tmp_path):
+    """Its decoder's inputs begin with padding then; a merged model's config.json says so."""
+    folder = write_model(tmp_path / "base", "t5")
+    named = build(folder, ["a", "b"])
+    config = json.loads((folder / "config.json").read_text())
+    del config["decoder_start_token_id"]
+    (folder / "config.json").write_text(json.dumps(config))
+    model, ids = build(folder, ["a", "b"]), torch.tensor([[5, 6, 3], [7, 8, 3]])
+    assert model(ids).logits.shape == (2, 2) and torch.equal(model(ids).logits, named(ids).logits)
+    save_checkpoint(model, tmp_path / "merged", folder)
+    assert json.loads((tmp_path / "merged" / "config.json").read_text())["decoder_start_token_id"] == 0
 
 
 def test_a_model_returns_named_logits_alone_however_it_was_saved(tmp_path):
