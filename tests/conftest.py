@@ -5,6 +5,7 @@ import ipaddress
 import os
 import socket
 import sys
+import tempfile
 from collections import defaultdict
 from functools import wraps
 
@@ -42,12 +43,26 @@ def guarded(function, host_of):
     return call
 
 
-def pytest_configure() -> None:
+def pytest_configure(config) -> None:
+    if not hasattr(config, "workerinput"):  # a worker has its controller's
+        config.add_cleanup(given_cache())
     socket.getaddrinfo = guarded(socket.getaddrinfo, lambda host, *_: host)
     for name in ("connect", "connect_ex"):
         # an address of a Unix socket is no pair
         there = guarded(getattr(socket.socket, name), lambda _, address: address[0] if isinstance(address, tuple) else None)
         setattr(socket.socket, name, there)
+
+
+def given_cache():
+    """Let no test write to the user's cache; returns what ends that."""
+    patch, folder = pytest.MonkeyPatch(), tempfile.TemporaryDirectory(prefix="compress-cache-")
+    patch.setenv("XDG_CACHE_HOME", folder.name)
+
+    def end() -> None:
+        patch.undo()
+        folder.cleanup()
+
+    return end
 
 
 @pytest.hookimpl(tryfirst=True)  # before slow tests are left out

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from compressor.errors import UserError
 from compressor.models.architectures import COMPRESSED
@@ -15,8 +16,13 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PretrainedConfig
 
-PROBES = ("a Good film", "a  good film ", "caf\u00e9", "\ufb01lm", "\uff46ilm", "film\u2026", "good\u00a0film", "\u4e2d\u6587")
-"""Texts on which normalizers differ: capitals, white space, accents, ligatures, full-width letters, dots, Chinese."""
+SINGLE_TEXTS = ("a Good film", "a  good film ", "caf\u00e9", "\ufb01lm", "\uff46ilm", "film\u2026", "good\u00a0film")
+SINGLE_TEXTS += ("\u4e2d\u6587", "a 1984, 3.5%...", "don't\tgo\n", "a\u0007b")
+PROBES = (*((text,) for text in SINGLE_TEXTS), ("a film", "good"))
+"""Texts on which tokenizers differ: capitals, white space, accents, ligatures, full-width letters, dots, Chinese; numbers,
+punctuation, apostrophes, control characters; and a pair of texts."""
+SEGMENTS_AS_WORDS = ("codegen", "ctrl", "gpt2", "gpt_bigcode", "gpt_neo", "gptj", "openai-gpt")
+"""Model types that look up token_type_ids in their table of words: they have no embeddings of segments."""
 
 
 def padding_id(config: PretrainedConfig, folder: Path) -> int:
@@ -76,21 +82,31 @@ def _input_names(names: list[str], stored: Tokenizer, folder: Path) -> list[str]
     """The inputs that a tokenizer gives a model: segments where tokenizer.json numbers those of a pair and the model has as
     many, whatever the class says: transformers 5's general one leaves them out, and a BertTokenizer gives them to a RoBERTa."""
     size, number = _segments(folder), max(stored.encode("a", "b").type_ids, default=0)
-    if "token_type_ids" in names and 0 < size <= number:
+    if size is None:
+        return names
+    if "token_type_ids" in names and size <= number:
         return [name for name in names if name != "token_type_ids"]
     return [*names, "token_type_ids"] if "token_type_ids" not in names and 0 < number < size else names
 
 
-def _segments(folder: Path) -> int:
-    """How many segments the model in a folder has embeddings for; 0 where it reads none, or none is there."""
+def _segments(folder: Path) -> int | None:
+    """How many segments the model in a folder has embeddings for, 0 where it takes their numbers for words; None where it
+    reads none, or none is there."""
     from transformers import CONFIG_MAPPING
 
     if not (folder / CONFIG).is_file():
-        return 0
+        return None
     config = read_json(folder / CONFIG)
+    if segments_as_words(config):
+        return 0
     model_type = str(config.get("model_type")).removeprefix(COMPRESSED)
     usual = getattr(CONFIG_MAPPING[model_type], "type_vocab_size", 0) if model_type in CONFIG_MAPPING else 0
-    return config.get("type_vocab_size", usual) or 0
+    return config.get("type_vocab_size", usual) or None
+
+
+def segments_as_words(config: Mapping[str, Any]) -> bool:
+    """Whether the model of a config.json adds to each token the embedding of the word that has its segment's number."""
+    return str(config.get("model_type")).removeprefix(COMPRESSED) in SEGMENTS_AS_WORDS
 
 
 def stock_tokenizer(folder: Path):
@@ -100,7 +116,7 @@ def stock_tokenizer(folder: Path):
     return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
-def read_otherwise(ours, stock) -> str | None:
-    """A short text to which the tokenizers of `tokenizer_of` and `stock_tokenizer` give other tokens; None if there is none of
-    the PROBES."""
-    return next((text for text in PROBES if ours(text)["input_ids"] != stock(text)["input_ids"]), None)
+def read_otherwise(ours, stock) -> tuple[str, ...] | None:
+    """A short text, or a pair of them, to which the tokenizers of `tokenizer_of` and `stock_tokenizer` give other tokens; None
+    if there is none of the PROBES."""
+    return next((texts for texts in PROBES if ours(*texts)["input_ids"] != stock(*texts)["input_ids"]), None)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from compressor.models.special_tokens import read_otherwise, stock_tokenizer, tokenizer_of
 from compressor.tasks import data_files, ending, named_files
 from compressor.tasks.data import task_tokenizer
 from compressor.tasks.features import sequences_of, targets_of, tokens_of
@@ -20,8 +19,9 @@ from compressor.tasks.listing import NO_LABEL
 from compressor.tasks.reading import read_task, read_tests
 from compressor.tasks.rows import Split
 from compressor.tasks.task_kind import TaskKind, kind_of
+from pipelines.engine.base_corrections import texts_read_otherwise
 from pipelines.engine.preflight import Ready
-from pipelines.engine.stage import entries_after
+from pipelines.engine.stage import BaseModelReference, entries_after
 from pipelines.file.yaml_source import dotted
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ RARE = 0.01
 
 def account_of(ready: Ready) -> dict[str, Any]:
     """The rows of every task, and the warnings about them and about stages, as JSON data."""
-    tasks, warnings = {}, [*ready.skipped, *_tokenizer_warnings(ready.base.folder)]
+    tasks, warnings = {}, [*ready.skipped, *_tokenizer_warnings(ready.base)]
     for path, task in ready.pipeline.all_tasks.items():
         data, kind = read_task(task), kind_of(task.kind)
         tests = read_tests(task, data.label_names)
@@ -54,9 +54,10 @@ def account_of(ready: Ready) -> dict[str, Any]:
     return {"tasks": tasks, "files": dict(_files(ready)), "warnings": warnings}
 
 
-def _tokenizer_warnings(folder: Path) -> Iterator[str]:
-    if text := read_otherwise(tokenizer_of(folder), stock_tokenizer(folder)):
-        what = f"transformers' AutoTokenizer gives '{text}' other tokens than tokenizer.json, by which texts are read here"
+def _tokenizer_warnings(base: BaseModelReference) -> Iterator[str]:
+    if texts := texts_read_otherwise(base.folder, base.sha256):
+        shown = " with ".join(map(repr, texts))
+        what = f"transformers' AutoTokenizer gives {shown} other tokens than tokenizer.json, by which texts are read here"
         yield f"model: {what}; elsewhere load that file by PreTrainedTokenizerFast"
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from rich.console import Console
 
 from compressor.errors import CheckError, CompressError, UserError
@@ -304,6 +303,8 @@ def settle(stage: Stage, seed: int, threads: int) -> None:
     """Set random state and thread count for a stage, so that earlier stages in this process have no effect on it."""
     random.seed(seed)
     if "torch" in stage.packages:
+        import torch  # here: a run that reuses everything performs no stage
+
         np.random.seed(seed)
         torch.manual_seed(seed)
         torch.set_num_threads(threads)

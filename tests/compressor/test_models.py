@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -16,6 +17,8 @@ from compressor.cost import shape_of
 from compressor.errors import UserError
 from compressor.methods import Options, apply
 from compressor.models.anatomy import layers_of
+from compressor.models.files.damage import Damage
+from compressor.models.files.model_folder import check_pretrained
 from compressor.models.hub import build, head_names, resolve, weightless_model
 from compressor.models.special_tokens import PROBES, padding_id, read_otherwise, stock_tokenizer, tokenizer_of
 from compressor.pruning.surgery import Removal, remove
@@ -206,9 +209,22 @@ def deberta_of_transformers_4() -> tuple[Tokenizer, dict[str, str]]:
     return tokenizer, {"tokenizer_class": "DebertaV2Tokenizer"}
 
 
+def gpt2_of_digits() -> tuple[Tokenizer, dict[str, str]]:
+    """Every digit is a token, which transformers 5's GPT2Tokenizer joins; it reads words without digits alike."""
+    bytes_ = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({word: number for number, word in enumerate([*bytes_, "19"])}, [("1", "9")]))
+    split = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(split)
+    return tokenizer, {"tokenizer_class": "GPT2Tokenizer"}
+
+
 @pytest.mark.parametrize(
     ("model_type", "make", "text"),
-    [("bert", cased_bert, "Good film"), ("deberta-v2", deberta_of_transformers_4, "good \ufb01lm")],
+    [
+        ("bert", cased_bert, "Good film"),
+        ("deberta-v2", deberta_of_transformers_4, "good \ufb01lm"),
+        ("gpt2", gpt2_of_digits, "1984"),
+    ],
 )
 def test_texts_are_read_as_the_file_that_is_served_says(model_type, make, text, tmp_path):
     folder = write_model(tmp_path / model_type, model_type)
@@ -234,6 +250,8 @@ def test_a_tokenizer_that_is_read_alike_everywhere(tmp_path):
         ("bert", {}, None, [0, 0, 0, 1, 1]),  # as transformers 5's general class, which names no segments
         ("roberta", {"type_vocab_size": 1}, ["input_ids", "token_type_ids", "attention_mask"], None),  # with a BERT's class
         ("roberta", {"type_vocab_size": 2}, ["input_ids", "token_type_ids", "attention_mask"], [0, 0, 0, 1, 1]),
+        ("gpt2", {}, ["input_ids", "token_type_ids", "attention_mask"], None),  # it would add a word's embedding to each token
+        ("deberta-v2", {}, ["input_ids", "token_type_ids", "attention_mask"], [0, 0, 0, 1, 1]),  # it has no use for them
     ],
 )
 def test_pairs_have_the_segments_that_file_and_model_have(model_type, keys, names, types, tmp_path):
@@ -243,7 +261,7 @@ def test_pairs_have_the_segments_that_file_and_model_have(model_type, keys, name
         json.dumps({key: value for key, value in config.items() if value is not None})
     )
     row = tokenizer_of(folder)("good", "bad")
-    assert row.get("token_type_ids") == types and len(row["input_ids"]) == 5
+    assert row.get("token_type_ids") == types and len(row["input_ids"]) == (2 if model_type == "gpt2" else 5)
     batch = {key: torch.tensor([values]) for key, values in row.items()}
     assert build(folder, ["a", "b"])(**batch).logits.shape == (1, 2)
 

@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
 from importlib.util import find_spec
@@ -27,6 +28,7 @@ from pipelines.stages.deploy.config import DeployConfig
 from tests.pipelines import toys
 from tests.pipelines.processes import start, until, wait
 from tests.pipelines.toys import tree
+from tests.tiny import write_pipeline
 
 IDS = ("select", "tune", "prune", "report")
 
@@ -152,6 +154,27 @@ def test_what_was_read_otherwise_of_a_teacher_is_made_again(project, out, tmp_pa
         go(project, out)
         made.append(calls(out))
     assert made == [[*IDS[:3], "load", "report"], [], ["load"]]
+
+
+AGAIN = """
+import sys
+from pathlib import Path
+from pipelines.engine.runner import run_pipeline
+from pipelines.file.config import load_pipeline
+pipeline, out = map(Path, sys.argv[1:])
+done = run_pipeline(load_pipeline(pipeline), out, until="select")
+assert done.reused == ("select",), done.reused
+assert not {"torch", "transformers"} & set(sys.modules)
+"""
+
+
+def test_a_run_that_reuses_everything_imports_no_torch(tmp_path, monkeypatch):
+    """What was read otherwise of its base is known from the run before, and nothing is planned."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    stages = [{"select": {"count": 4}}, {"tune": {"method": "dsee"}}]
+    pipeline, out = write_pipeline(tmp_path / "project", stages=stages, rows=8), tmp_path / "runs"
+    run_pipeline(load_pipeline(pipeline), out, until="select")
+    subprocess.run([sys.executable, "-c", AGAIN, str(pipeline), str(out)], check=True, timeout=100)
 
 
 @pytest.mark.parametrize("name", ["generation_config.json", "chat_template.jinja"])

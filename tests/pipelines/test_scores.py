@@ -71,12 +71,14 @@ def test_what_was_merged_otherwise_before_is_made_again():
         ("bert", "AutoModel", None, {"tokens": 2}),  # then a BertTokenizer, which lowers the case
         ("bert", "AutoModel", {"model_input_names": ["input_ids", "attention_mask"]}, {"tokens": 2}),  # without segments
         ("gpt2", "AutoModelForCausalLM", {"clean_up_tokenization_spaces": True}, {"clean_up": 2}),
+        ("gpt2", "AutoModel", {"model_input_names": ["input_ids", "token_type_ids"]}, {"tokens": 2, "segments": 2}),
         ("modernbert", "AutoModelForMaskedLM", {}, {"head": 2}),
         ("modernbert", "AutoModelForSequenceClassification", {}, {}),
     ],
 )
-def test_bases_that_were_read_otherwise_before_are_told(model_type, auto, keys, again, tmp_path):
-    folder = write_model(tmp_path, model_type, auto=auto)
+def test_bases_that_were_read_otherwise_before_are_told(model_type, auto, keys, again, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = write_model(tmp_path / "model", model_type, auto=auto)
     config = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps({} if keys is None else config | keys))
     words = json.loads((folder / "tokenizer.json").read_text())
@@ -84,6 +86,26 @@ def test_bases_that_were_read_otherwise_before_are_told(model_type, auto, keys, 
     (folder / "tokenizer.json").write_text(json.dumps(words))
     assert base_corrections(folder, str(keys), decodes=True) == again
     assert base_corrections(folder, str(keys), decodes=False) == {name: 2 for name in again if name != "clean_up"}
+
+
+@pytest.mark.parametrize("content", [None, "", "[]", '{"tokens": true}'])
+def test_what_is_known_of_a_base_is_kept_for_later_processes(content, tmp_path, monkeypatch):
+    """By its sha256, so the folder is not looked at again; what cannot be read is found again, and a cache that cannot be
+    written stops nothing."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = write_model(tmp_path / "model")
+    (folder / "tokenizer_config.json").write_text("{}")
+    found = texts_read_otherwise(folder, "a")
+    (kept,) = (tmp_path / "cache" / "compress" / "bases").glob("*/a-*.json")
+    stored = json.loads(kept.read_text())
+    assert stored["texts"] == found != []
+    if content is not None:
+        kept.write_text(content)
+    _facts.cache_clear()  # as in another process
+    assert texts_read_otherwise(folder if content is not None else tmp_path / "moved", "a") == found
+    assert json.loads(kept.read_text()) == stored
+    monkeypatch.setenv("XDG_CACHE_HOME", str(kept))
+    assert texts_read_otherwise(folder, "b") == found
 
 
 GROWN = {"method": "selective", "budget": 9, "control": False}

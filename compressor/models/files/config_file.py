@@ -35,7 +35,9 @@ TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
 ATTENTIONS = ("attn_implementation", "_attn_implementation")
 SAFE_ATTENTIONS = (None, "eager", "sdpa")
 ABSOLUTE = ("bert", "roberta", "xlm-roberta", "electra")
-"""Types that had relative positions, too, until transformers 5."""
+"""Types that have only absolute positions since transformers 5."""
+RELATIVE = ("relative_key", "relative_key_query")
+"""Positions that several types had until then, and none has today."""
 
 
 def check_config(config: Mapping[str, Any], *, has_row: bool) -> None:
@@ -88,7 +90,7 @@ def _check_words(config: Mapping[str, Any]) -> None:
 def _check_positions(config: Mapping[str, Any]) -> None:
     """Reject positions that transformers 5 does not compute any more: it would add absolute ones and say nothing."""
     kind = config.get("position_embedding_type")
-    if config["model_type"] in ABSOLUTE and kind not in (None, "absolute"):
+    if kind in RELATIVE or (config["model_type"] in ABSOLUTE and kind not in (None, "absolute")):
         what = f"says position_embedding_type: {shown(kind)} in its config.json, which transformers 5 does not compute"
         raise Damage(what, "Take a model with absolute positions")
 
