@@ -34,6 +34,14 @@ def tolerance_in_batches(version: Path) -> float:
     return IN_BATCHES if dynamic else tolerance_alone(version)
 
 
+def least_concordance(version: Path) -> float:
+    """The concordance that a version's numbers must have with the record: those of a regression have any scale, and the mean
+    in place of each may be within the bound of half precision; 0 where none is asked. Raises UserError E728."""
+    precision = _computed_in(version)[1]
+    is_number = precision in IN_HALF and read_version(version).task == "regression"
+    return BOUNDS[precision].agreement["regression"] if is_number else 0.0
+
+
 def _computed_in(version: Path) -> tuple[Runtime | None, str]:
     """The runtime, None where it is not known, and the precision. A model of unknown use, which no batch is made of, has
     neither."""

@@ -184,7 +184,7 @@ def ending(status: int) -> str:
 
 
 def is_ready(path: Path) -> bool:
-    """Whether the server on the Unix socket `path` is ready, its models included."""
+    """Whether the server on the Unix socket `path` has started; a model may still load (--strict-readiness=false)."""
     connection = http.client.HTTPConnection("triton", timeout=1)
     try:
         connection.sock = connect(path)

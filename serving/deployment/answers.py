@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from compressor.errors import UserError
+from compressor.tasks.metrics import concordance
+from export.parity.bounds import ROUNDING_SHARE
 from serving.answer_bounds import TOLERANCE
 
 ANSWERS = "answers.json"
@@ -55,19 +56,49 @@ def read_answers(version: Path) -> list[Answer]:
 
 
 def differences(
-    answers: Sequence[Answer], asked: Callable[[Answer], Tensors], tolerance: float = TOLERANCE, times: int = 1
+    answers: Sequence[Answer],
+    asked: Callable[[Answer], Tensors],
+    tolerance: float = TOLERANCE,
+    times: int = 1,
+    least_concordance: float = 0.0,
 ) -> list[str]:
     """What differs from the record, a line a request; [] where nothing does.
 
     `asked` gives the outputs now, or raises. A request whose answer differs is asked `times` times, because each time other
-    rows may share its batch; the last difference counts."""
-    found = []
+    rows may share its batch; the last difference counts. Numbers that are all within `tolerance` must also have a concordance
+    of `least_concordance`, unless rounding alone explains their differences: else every request differs."""
+    found, given = [], []
     for number, answer in enumerate(answers, 1):
-        tries = (_difference(answer.outputs, asked(answer), tolerance) for _ in range(times))
-        lines = list(takewhile(bool, tries))
-        if len(lines) == times:
-            found.append(f"request {number}: {lines[-1]}")
-    return found
+        for _ in range(times):
+            outputs = asked(answer)
+            if not (difference := _difference(answer.outputs, outputs, tolerance)):
+                break
+        given.append(outputs)
+        if difference:
+            found.append(f"request {number}: {difference}")
+    if found or not least_concordance:
+        return found
+    recorded = _numbers([answer.outputs for answer in answers], answers)
+    agreement = _concordance(recorded, _numbers(given, answers), ROUNDING_SHARE * tolerance)
+    what = f"the numbers of all requests have a concordance of {agreement:.3g} with the record, {least_concordance:g} is needed"
+    return [] if agreement >= least_concordance else [what] * len(answers)
+
+
+def _numbers(outputs: Sequence[Tensors], answers: Sequence[Answer]) -> np.ndarray:
+    """All floating-point outputs, in the order of the record."""
+    values = []
+    for answer, tensors in zip(answers, outputs, strict=True):
+        found = {output["name"]: output["data"] for output in tensors}
+        values += [number for output in answer.outputs if output["datatype"] in FLOATS for number in found[output["name"]]]
+    return np.array(values, dtype=float)
+
+
+def _concordance(recorded: np.ndarray, given: np.ndarray, rounding: float) -> float:
+    """1 where every difference is within `rounding`, and where one number alone was recorded, which has no concordance."""
+    rounded = (np.abs(given - recorded) <= rounding * np.maximum(1, np.abs(recorded))).all()
+    if rounded or not np.ptp(recorded):
+        return 1.0
+    return concordance(recorded[:, None], given[:, None])
 
 
 def _difference(recorded: Tensors, given: Tensors, tolerance: float) -> str:

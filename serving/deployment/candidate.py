@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from compressor.errors import CheckError, UserError
-from serving.answer_bounds import TOLERANCE, tolerance_alone
+from serving.answer_bounds import TOLERANCE, least_concordance, tolerance_alone
 from serving.deployment.answers import Answer, differences
 from serving.deployment.source import Options, Source
 from serving.deployment.target import Target, new_record
@@ -69,7 +69,8 @@ def tried(
         target.put(source.version, name, 1, {}, new_record(options.run, source.sha256) | {CANDIDATE: True})
         target.set_beside(name, source.beside_as(name))
         load(source.name, control, name)
-        require_answers(source.name, answers, control, name, tolerance=tolerance_alone(source.version))
+        bounds = {"tolerance": tolerance_alone(source.version), "concordance": least_concordance(source.version)}
+        require_answers(source.name, answers, control, name, **bounds)
         return _require_latency(source.name, name, answers, control, options)
     finally:
         target.remove(target.path(name))  # first: a server that is gone, or closed to us, unloads nothing
@@ -106,10 +107,11 @@ def require_answers(
     version: int | None = None,
     tolerance: float = TOLERANCE,
     times: int = 1,
+    concordance: float = 0.0,
 ) -> None:
     """Raises CheckError E758 where what is served as `name` does not answer as recorded, UserError E712."""
     try:
-        wrong = differences(answers, lambda answer: control.ask(name, answer, version), tolerance, times)
+        wrong = differences(answers, lambda answer: control.ask(name, answer, version), tolerance, times, concordance)
     except Refused as refusal:
         raise failed(model, f"it refuses a recorded request: {refusal.reason}") from refusal
     if wrong:

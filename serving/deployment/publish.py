@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from compressor.errors import CheckError, UserError
-from serving.answer_bounds import tolerance_in_batches
+from serving.answer_bounds import least_concordance, tolerance_in_batches
 from serving.deployment.answers import Answer, read_answers
 from serving.deployment.candidate import drop_candidate, failed, load, require_answers, require_free_names, tried, unload
 from serving.deployment.source import Options, Source
@@ -154,7 +154,8 @@ def _load(source: Source, plan: Published, answers: Sequence[Answer], control: C
     load(plan.model, control, plan.model)
     if not control.ready(plan.model, plan.version):
         raise failed(plan.model, f"version {plan.version} is not ready after loading")
-    require_answers(plan.model, answers, control, plan.model, plan.version, tolerance_in_batches(source.version), TIMES)
+    bounds = tolerance_in_batches(source.version), TIMES, least_concordance(source.version)
+    require_answers(plan.model, answers, control, plan.model, plan.version, *bounds)
 
 
 def _take_back(plan: Published, target: Target, control: Control | None, options: Options) -> None:

@@ -10,7 +10,7 @@ import pytest
 from triton_parts import FACTS, KNOBS, NAME, WORDS, Traffic, write_classifier
 
 from compressor.errors import UserError
-from serving.answer_bounds import IN_BATCHES, IN_HALF, TOLERANCE, tolerance_alone, tolerance_in_batches
+from serving.answer_bounds import IN_BATCHES, IN_HALF, TOLERANCE, least_concordance, tolerance_alone, tolerance_in_batches
 from serving.backends.door import VERSION_FILE
 from serving.deployment.answers import Answer, differences, tensor, write_answers
 from serving.deployment.publish import Options, deploy, roll_back, status
@@ -56,6 +56,39 @@ def test_a_request_is_asked_again_where_others_may_share_its_batch(times, told):
     assert "".join(found).startswith(told) and bool(found) == bool(told)
 
 
+@pytest.mark.parametrize(
+    ("least", "given", "told"),
+    [
+        (0.0, lambda number: 0.15, ""),  # classes are logits, and an equal one for all is no fault
+        (0.99, lambda number: 0.15, "the numbers of all requests have a concordance of 0 "),
+        (0.99, lambda number: number + 0.002, ""),
+        (0.99, lambda number: 0.15 + (number - 0.15) * 0.5, "the numbers of all requests have a concordance of 0.8 "),
+    ],
+)
+def test_numbers_are_told_from_their_mean(least, given, told):
+    """The mean in place of each of these numbers is within the bound of bf16."""
+    recorded = [float(number) for number in np.linspace(0, 0.3, 16)]
+    answers = [Answer([number], [tensor("VALUE", np.array([[number]]), "FP32")]) for number in recorded]
+    found = differences(
+        answers,
+        lambda answer: [tensor("VALUE", np.array([[given(answer.inputs[0])]]), "FP32")],
+        IN_HALF["bf16"],
+        least_concordance=least,
+    )
+    assert len(found) == (len(answers) if told else 0) and all(line.startswith(told) for line in found)
+
+
+def test_numbers_that_only_round_need_no_concordance():
+    """A model that learnt nothing predicts almost the same number for every row; and one request has no spread."""
+    answers = [Answer([], [tensor("VALUE", np.array([[0.15 + 1e-4 * row]]), "FP32")]) for row in range(8)]
+    given = iter([0.151] * 8 + [0.2])
+    for asked in (answers, answers[:1]):
+        found = differences(
+            asked, lambda _: [tensor("VALUE", np.array([[next(given)]]), "FP32")], IN_HALF["bf16"], least_concordance=0.99
+        )
+        assert not found
+
+
 def test_only_scales_that_depend_on_the_batch_widen_the_bound(tmp_path, classifier):
     def bound(**facts):
         folder = tmp_path / "-".join(facts)
@@ -81,6 +114,9 @@ def test_a_file_of_half_precision_may_round_as_that_does(facts, bound, tmp_path,
     stored = json.loads((version / VERSION_FILE).read_text())
     (version / VERSION_FILE).write_text(json.dumps(stored | facts))
     assert tolerance_alone(version) == bound <= tolerance_in_batches(version)
+    assert least_concordance(version) == 0.0
+    (version / VERSION_FILE).write_text(json.dumps(stored | facts | {"task": "regression"}))
+    assert least_concordance(version) == (0.99 if facts["precision"] in IN_HALF else 0.0)
 
 
 def test_a_repository_may_have_any_name(make_run, tmp_path):
