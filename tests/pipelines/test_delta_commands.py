@@ -130,6 +130,19 @@ def test_what_another_program_wrote_meanwhile_is_not_replaced(compress, base, fi
     assert [path.name for path in out.iterdir()] == ["other"] and not list(tmp_path.glob(".*"))
 
 
+def test_a_file_that_another_program_wrote_meanwhile_is_not_replaced(compress, base, file, tmp_path, monkeypatch):
+    out, opened = tmp_path / "out.safetensors", delta_work._open
+
+    def beside_another(*arguments):
+        out.write_text("other")
+        return opened(*arguments)
+
+    monkeypatch.setattr(delta_work, "_open", beside_another)
+    code, _, error = compress("delta", "convert", file, out)
+    assert (code, error.splitlines()[-1]) == (2, f"E801 '{out}' is there already. Give another name, or remove it")
+    assert out.read_text() == "other"
+
+
 def test_an_empty_folder_that_is_there_stays(compress, base, file, tmp_path, monkeypatch):
     """It may be the current one, a link, or a mount."""
     (tmp_path / "here").mkdir()

@@ -152,6 +152,7 @@ def convert(src: Path, dst: Path, base: str | None, form: str, labels: str | Non
     if form == "delta":
         dst.parent.mkdir(parents=True, exist_ok=True)
         reference = recorded or origin.reference
+        _check_new(dst, of_a_file=True)  # again: loading the model may have taken minutes
         write(model, dst, base=reference, base_sha256=origin.sha256, label_names=names, head=head, kind=recorded_kind)
     else:
         with _becoming_new(dst) as made:
