@@ -16,11 +16,21 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PretrainedConfig
 
-SINGLE_TEXTS = ("a Good film", "a  good film ", "caf\u00e9", "\ufb01lm", "\uff46ilm", "film\u2026", "good\u00a0film")
-SINGLE_TEXTS += ("\u4e2d\u6587", "a 1984, 3.5%...", "don't\tgo\n", "a\u0007b")
-PROBES = (*((text,) for text in SINGLE_TEXTS), ("a film", "good"))
-"""Texts on which tokenizers differ: capitals, white space, accents, ligatures, full-width letters, dots, Chinese; numbers,
-punctuation, apostrophes, control characters; and a pair of texts."""
+PROBES = (
+    ("a Good film",),  # capitals
+    ("a  good film ",),  # white space
+    ("caf\u00e9",),  # accents
+    ("\ufb01lm",),  # ligatures
+    ("\uff46ilm",),  # full-width letters
+    ("film\u2026",),  # dots
+    ("good\u00a0film",),  # a space that breaks no line
+    ("\u4e2d\u6587",),  # Chinese
+    ("a 1984, 3.5%...",),  # numbers and punctuation
+    ("don't\tgo\n",),  # apostrophes, tabs and line ends
+    ("a\u0007b",),  # control characters
+    ("a film", "good"),  # a pair
+)
+"""Texts, and a pair of them, on which tokenizers differ."""
 SEGMENTS_AS_WORDS = ("codegen", "ctrl", "gpt2", "gpt_bigcode", "gpt_neo", "gptj", "openai-gpt")
 """Model types that look up token_type_ids in their table of words: they have no embeddings of segments."""
 
