@@ -161,9 +161,11 @@ def kernels(threads: int) -> Iterator[Kernel]:
 
 
 def rates_of(measured: Iterable[Kernel]) -> dict[str, tuple[float, str]]:
-    """FLOPs or bytes a second of the fastest kernel of each type, and which it is; in rounds, as other work comes and goes."""
-    live, slow, found = [], set(), []
+    """FLOPs or bytes a second of the fastest kernel of each type, and which it is, types as `measured` has them; in rounds, as
+    other work comes and goes."""
+    live, slow, found, order = [], set(), [], {}
     for kernel in measured:
+        order.setdefault(kernel.what)
         program = (kernel.what, kernel.how.rpartition(",")[0])
         if program in slow:
             continue
@@ -175,7 +177,8 @@ def rates_of(measured: Iterable[Kernel]) -> dict[str, tuple[float, str]]:
         slow.add(program)
         found.append((kernel.what, kernel.work / seconds, kernel.how))
     found += [(kernel.what, kernel.work / fastest(kernel.call), kernel.how) for kernel in live * ROUNDS]
-    return {what: (rate, how) for what, rate, how in sorted(found)}  # the fastest of a type is its last
+    best = {what: (rate, how) for what, rate, how in sorted(found)}  # the fastest of a type is its last
+    return {what: best[what] for what in order}
 
 
 def main() -> None:

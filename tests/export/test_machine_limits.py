@@ -96,6 +96,13 @@ def test_a_slow_product_is_called_once_and_holds_up_no_other(monkeypatch):
     assert machine_limits.rates_of(iter(every))["int8"][1].endswith("3 x 3")
 
 
+def test_rates_stand_in_the_order_of_types(monkeypatch):
+    """On a processor with bf16, too, where the order of measuring is not that of the alphabet."""
+    monkeypatch.setattr(machine_limits, "SECONDS", 0.0)
+    order = ["fp32", "bf16", "int8", "memory"]
+    assert list(machine_limits.rates_of(machine_limits.Kernel(what, what, 1.0, lambda: None) for what in order)) == order
+
+
 @pytest.mark.parametrize(
     ("threads", "caches", "free", "mib"),
     [
