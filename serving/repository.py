@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -176,10 +176,15 @@ def write_config(config: ModelConfig, model_folder: Path) -> None:
 def read_config(model_folder: Path) -> ModelConfig:
     """The parsed config.pbtxt of a model folder. Raises UserError E724 when it is missing or invalid."""
     path = Path(model_folder, CONFIG_FILE)
+    return config_in(path.read_bytes, str(path))
+
+
+def config_in(read: Callable[[], bytes], where: str) -> ModelConfig:
+    """The config in a config.pbtxt that `read` reads, from wherever it lies. Raises as `read_config`."""
     try:
-        return text_format.Parse(path.read_text(encoding="utf-8"), ModelConfig())
+        return text_format.Parse(read().decode(), ModelConfig())
     except (OSError, UnicodeDecodeError, text_format.ParseError) as error:
-        raise UserError("E724", f"not a model config ({error})", "Deploy the model again", str(path)) from error
+        raise UserError("E724", f"not a model config ({error})", "Deploy the model again", where) from error
 
 
 OWN_CODE = "EXECUTION_ENV_PATH"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import itertools
 import os
@@ -23,6 +22,7 @@ from serving.child_status import status_of
 from serving.guard.guard_process import GuardProcess
 from serving.guard.model_control import SECRET_HEADER
 from serving.repository import model_names, read_config, refuse_code
+from serving.server_log import open_log
 from serving.shared_memory import MAX_BODY
 from serving.triton_process import STOP_SECONDS, PortTaken, TritonProcess
 
@@ -108,7 +108,8 @@ class EmbeddedServer:
             self._claim = shared_memory.claim(self.stage)
             stage_backends(bundle, self.stage / "backends")
             self._link(models)
-            self._empty_log()
+            with open_log(self.log_path) as log:
+                log.truncate(0)
             self._start_guard()
             self._find_port_and_start(bundle)
             self._announce()
@@ -129,17 +130,6 @@ class EmbeddedServer:
         for port in ports:
             running.withdraw(port)
         self._announced = self._announced - ports
-
-    def _empty_log(self) -> None:
-        try:
-            self.log_path.parent.mkdir(parents=True, exist_ok=True)
-            self.log_path.touch(0o600)  # other users read neither the log nor, below, the shared memory
-            self.log_path.write_bytes(b"")
-        except OSError as error:
-            if error.errno == errno.ENOSPC:
-                raise
-            what = f"the server's log cannot be written ({error.strerror})"
-            raise UserError("E710", what, running.CACHE_FIX, str(self.log_path)) from error
 
     def _listen(self) -> None:
         """Listen on the ports of HTTP and metrics, which stay open through restarts, and choose that of gRPC."""

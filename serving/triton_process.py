@@ -18,6 +18,7 @@ from pathlib import Path
 from compressor.errors import UserError, UserErrors
 from serving.bundle import Bundle, environment
 from serving.child_status import status_of
+from serving.server_log import open_log
 from serving.shared_memory import MORE_MEMORY, close_to_others
 
 STOP_SECONDS = 10
@@ -62,7 +63,7 @@ class PortTaken(UserError):
 class TritonProcess:
     """Triton with the command-line `options`, in the folder `stage`; its output is appended to `log_path`.
 
-    `shown` are strings of the log and what to show in their place.
+    `shown` are strings of the log and what to show in their place. Raises UserError E710 where the log cannot be written.
     """
 
     def __init__(self, bundle: Bundle, stage: Path, options: Sequence[str], log_path: Path, shown: Mapping[str, str]):
@@ -70,7 +71,7 @@ class TritonProcess:
         self._log_start = log_path.stat().st_size if log_path.is_file() else 0
         self.ready = False
         self.stubs: dict[int, str] = {}
-        with log_path.open("ab") as log:
+        with open_log(log_path) as log:
             fcntl.flock(log, fcntl.LOCK_SH)  # held as long as Triton has the file open: see watch.new_log
             self.process = subprocess.Popen(
                 bound_to_us(str(bundle.server), *options),

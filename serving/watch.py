@@ -44,7 +44,7 @@ def watch(
             time.sleep(POLL_SECONDS)
             continue
         now = time.monotonic()
-        restarts = [*(moment for moment in restarts if now - moment < WINDOW_SECONDS), now]
+        restarts = lately(restarts, now)
         if len(restarts) > RESTARTS:
             what = f"the server failed {len(restarts)} times within {WINDOW_SECONDS} s; the last time: {fault.what}"
             raise UserError("E738", what, fault.fix)
@@ -57,6 +57,11 @@ def watch(
             tell(f"serving again after {time.monotonic() - now:.1f} s{moved}")
         except UserError as error:
             failure = error
+
+
+def lately(moments: list[float], now: float) -> list[float]:
+    """Those of the moments that are not WINDOW_SECONDS ago, and now; times of the monotonic clock."""
+    return [*(moment for moment in moments if now - moment < WINDOW_SECONDS), now]
 
 
 def _modified(path: Path) -> float:

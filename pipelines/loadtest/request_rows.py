@@ -47,11 +47,11 @@ def traffic_of(
     version = version_of(run, model) if run else None
     bound = tolerance_in_batches(version) if version else IN_BATCHES
     if texts is not None:
-        chosen = drawn(read_texts(texts))
-        source = f"{len(chosen)} texts of {texts.name}"
+        numbers, chosen = zip(*drawn(list(read_texts(texts).items())), strict=True)
+        source, named = f"{len(chosen)} texts of {texts.name}", {"names": [f"{texts}:{number}" for number in numbers]}
         if takes_texts(config):
-            return Traffic(text_rows(config, chosen), source, bound=bound)
-        return Traffic(tokens_of(client, model, config, chosen, tokenizer), f"{source}, as tokens", bound=bound)
+            return Traffic(text_rows(config, chosen), source, bound=bound, **named)
+        return Traffic(tokens_of(client, model, config, chosen, tokenizer), f"{source}, as tokens", bound=bound, **named)
     if run is None:
         raise UserError("E749", "there are no rows to send", "Give --run RUN for its validation rows, or --texts FILE")
     rows, (first, recorded) = run_rows(config, run), recorded_rows(version) if version else ([], [])

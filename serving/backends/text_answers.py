@@ -14,7 +14,7 @@ from best_spans import answer_characters, best_span, candidate_tokens
 from door import Refused
 from first_tokens import first_tokens
 from span_marks import has_read_marks
-from text_tasks import labels_of, of_any_kind
+from text_tasks import labels_of, of_any_kind, of_its_task
 
 WORD = re.compile(r"\S+")
 
@@ -119,27 +119,39 @@ def answers(facts, logits, rows):
     }
 
 
+def all_of_them(facts, row, logits):
+    """Every logit of a row."""
+    return logits
+
+
+def at_places(facts, row, logits):
+    """Those at the row's places, from logits (length, outputs)."""
+    return logits[row.places]
+
+
 @dataclass(frozen=True)
 class Format:
     """The form of a kind's texts and answers.
 
-    `answer`: (serving.json, float64 logits of some rows, the rows) -> {output: array (rows, values)}. `written`: a text in the
-    form of the training texts. `check`: refuses a tokenized row; `offsets`: whether it needs the characters of the tokens.
+    `answer`: (serving.json, float64 logits of some rows, the rows) -> {output: array (rows, values)}. `read`: (serving.json, a
+    row, its logits) -> those that its answer is made of. `written`: a text in the form of the training texts. `check`: refuses
+    a tokenized row; `offsets`: whether it needs the characters of the tokens.
     """
 
     answer: Callable
     written: Callable = any_text
     check: Callable = lambda row: None
     offsets: bool = False
+    read: Callable = all_of_them
 
 
 FORMATS = {
     "classification": Format(classes),
     "marked": Format(classes, check=marked, offsets=True),
     "regression": Format(numbers),
-    "tokens": Format(entities, spaced_words, complete, offsets=True),
+    "tokens": Format(entities, spaced_words, complete, offsets=True, read=at_places),
     "multilabel": Format(label_sets),
-    "spans": Format(answers, check=whole, offsets=True),
+    "spans": Format(answers, check=whole, offsets=True, read=at_places),
     "choices": Format(matches),
-    "tasks": Format(of_any_kind),
+    "tasks": Format(of_any_kind, read=of_its_task),
 }

@@ -42,6 +42,10 @@ class Row:
     places: list[int] = field(default_factory=list)
 
 
+class NotFinite(ValueError):
+    """A row for which the model computes numbers that are not finite."""
+
+
 class TextModel:
     """The tokenizer of a version, and its answers to rows of text."""
 
@@ -102,13 +106,26 @@ class TextModel:
         return [answers[number] for number in range(len(rows))]
 
     def computed(self, rows):
-        """The outputs of rows in one run, or the runtime's error for each of them."""
+        """The outputs of rows in one run, or the runtime's error for each of them; NotFinite for a row that has no answer."""
         try:
             (logits,) = self.engine.infer(["logits"], self.features(rows))
-            outputs = self.format.answer(self.facts, logits.astype(np.float64), rows)
+            logits = logits.astype(np.float64)
+            answered = self.answered(rows, logits)
+            outputs = self.format.answer(self.facts, logits[answered], [rows[place] for place in answered])
         except Exception as error:  # a runtime raises many types; each becomes an error response
             return [forgotten(error)] * len(rows)
-        return [{name: values[place : place + 1] for name, values in outputs.items()} for place in range(len(rows))]
+        found = dict.fromkeys(range(len(rows)), NotFinite("the model's outputs are not finite"))
+        for number, place in enumerate(answered):
+            found[place] = {name: values[number : number + 1] for name, values in outputs.items()}
+        return list(found.values())
+
+    def answered(self, rows, logits):
+        """The places of the rows whose logits are finite, as far as an answer is made of them: of others the likeliest label
+        would be any one."""
+        if np.isfinite(logits).all():
+            return list(range(len(rows)))
+        read = (self.format.read(self.facts, row, values) for row, values in zip(rows, logits, strict=True))
+        return [place for place, values in enumerate(read) if np.isfinite(values).all()]
 
     def features(self, rows):
         """The model's inputs, arrays (rows, longest), right-padded: input_ids with `pad_id`, everything else with 0."""

@@ -21,6 +21,11 @@ def labels_of(facts, row):
     return facts["labels"] if row.task is None else facts["tasks"][row.task]["labels"]
 
 
+def of_its_task(facts, row, logits):
+    """The logits of a row's task, from (most outputs,): those behind them are of no label."""
+    return logits[: len(labels_of(facts, row))]
+
+
 def of_any_kind(facts, logits, rows):
     """The most likely label and all probabilities, or the number under its name, as each row's task has it.
 
@@ -30,7 +35,8 @@ def of_any_kind(facts, logits, rows):
     answers = {"LABEL": [], "SCORE": [], "SCORES": [], "LABELS": []}
     for row, values in zip(rows, logits, strict=True):
         names = labels_of(facts, row)
-        scores = values[: len(names)] if facts["tasks"][row.task]["kind"] == "regression" else softmax(values[: len(names)])
+        values = of_its_task(facts, row, values)
+        scores = values if facts["tasks"][row.task]["kind"] == "regression" else softmax(values)
         best = int(scores.argmax())
         more = most - len(names)
         answers["LABEL"].append([names[best].encode()])

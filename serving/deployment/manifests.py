@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ from compressor.errors import UserError
 from export.runtimes.onnxruntime import NO_KERNELS_BY_SHAPE, RUNTIME
 from export.runtimes.runtime_registry import RUNTIMES
 from serving.backend_files import backend_names, renew_backend
-from serving.layout.version_file import read_version
-from serving.repository import read_config
+from serving.backends.door import VERSION_FILE
+from serving.deployment.target import CONFIG, Target
+from serving.layout.version_file import facts_in
+from serving.repository import config_in
 
 TRITON = "24.12"
 """Least version of the official container: its ONNX Runtime (1.19) reads IR 10 and opset 20, its Triton python-based backends,
@@ -37,10 +40,23 @@ AS_PROVEN = dict([("NVIDIA_TF32_OVERRIDE", "0"), NO_KERNELS_BY_SHAPE])
 """What the backends of this project ask of ONNX Runtime on a GPU, for Triton's own (docs/export.md)."""
 
 
-def needs_gpu(repository: Path, models: Sequence[str]) -> bool:
-    """Whether any of the models is to be placed on a GPU."""
-    groups = (group for name in models for group in read_config(repository / name).instance_group)
-    return any(group.kind == ModelInstanceGroup.KIND_GPU for group in groups)
+def lasting_models(repository: Target) -> list[str]:
+    """Names of the models that a server can load, sorted; not those that a deployment has only begun, or that are on trial: the
+    next deployment may take them away."""
+    repository.files.invalidate_cache()
+    return [
+        name
+        for name in repository.models()
+        if repository.files.exists(repository.path(name, CONFIG))
+        and any(repository.finished(name, version) for version in repository.versions(name))
+    ]
+
+
+def needs_gpu(repository: Target, models: Sequence[str]) -> bool:
+    """Whether any of the models is to be placed on a GPU. Raises UserError E724."""
+    paths = [repository.path(name, CONFIG) for name in models]
+    configs = (config_in(partial(repository.files.cat_file, path), path) for path in paths)
+    return any(group.kind == ModelInstanceGroup.KIND_GPU for config in configs for group in config.instance_group)
 
 
 def packages(*, gpu: bool = False) -> str:
@@ -67,12 +83,13 @@ def _options(models: Sequence[str], repository: str) -> list[str]:
 
 def kserve(location: str, models: Sequence[str], *, gpu: bool = False) -> dict[str, Any]:
     """An InferenceService on the repository at the URL `location`: KServe's own Triton runtime with the `stock_models`."""
+    served = stock_models(models)
     model = {
         "modelFormat": {"name": "triton"},
         "protocolVersion": "v2",
         "runtimeVersion": f"{TRITON}-py3",
         "storageUri": location,
-        "args": _options(stock_models(models), "/mnt/models")[1:],
+        "args": _options(served, "/mnt/models")[1:],
     }
     if gpu:
         model["env"] = [{"name": name, "value": value} for name, value in AS_PROVEN.items()]
@@ -80,7 +97,7 @@ def kserve(location: str, models: Sequence[str], *, gpu: bool = False) -> dict[s
     return {
         "apiVersion": "serving.kserve.io/v1beta1",
         "kind": "InferenceService",
-        "metadata": {"name": _service_name(models[0])},
+        "metadata": {"name": _service_name(served[0])},
         "spec": {"predictor": {"model": model}},
     }
 
@@ -136,14 +153,17 @@ def check_kserve(path: Path, location: str, models: Sequence[str]) -> None:
     _check_file(path)
 
 
-def check_precisions(repository: Path, models: Sequence[str]) -> None:
-    """Raises UserError E757 for a model whose file KServe's own Triton opens and cannot compute."""
+def check_precisions(repository: Target, models: Sequence[str]) -> None:
+    """Raises UserError E757 for a model whose newest file KServe's own Triton opens and cannot compute; E728."""
     for name in stock_models(models):
-        for folder in sorted((repository / name).glob("[0-9]*")):
-            facts = read_version(folder)
-            if facts.runtime == RUNTIME.key and facts.precision == "fp16":
-                what = f"KServe's own Triton cannot compute '{name}' in fp16: that needs ONNX Runtime 1.28, it has 1.19"
-                raise UserError("E757", what, "Deploy fp32, or write a compose file, which installs its own", str(folder))
+        folder = repository.path(name, repository.versions(name)[-1])
+        path = f"{folder}/{VERSION_FILE}"
+        if not repository.files.exists(path):  # another program's model
+            continue
+        facts = facts_in(partial(repository.files.cat_file, path), path)
+        if facts.runtime == RUNTIME.key and facts.precision == "fp16":
+            what = f"KServe's own Triton cannot compute '{name}' in fp16: that needs ONNX Runtime 1.28, it has 1.19"
+            raise UserError("E757", what, "Deploy fp32, or write a compose file, which installs its own", folder)
 
 
 def check_compose(path: Path, location: str, models: Sequence[str]) -> None:

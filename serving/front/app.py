@@ -19,11 +19,13 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, H
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from compressor.errors import UserError
+from compressor.errors import CompressError, UserError
 from serving.front.shapes import PredictRequest, PredictResponse, Problem, Ranked, RerankRequest, RerankResponse
 from serving.front.triton_models import Failed, Upstream
 
 VERSION = "1"
+OTHER = "other"
+"""The path of a series for what clients make up: each value is a series."""
 BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 
 
@@ -63,17 +65,21 @@ def make_app(settings: Settings) -> ASGIApp:
     _add_errors(app)
     _add_service(app, metrics)
     _add_models(app, metrics, settings)
+    paths = {route.path for route in app.routes}
 
     async def bounded(scope: Scope, receive: Receive, send: Send) -> None:
         # FastAPI answers these, too, but without a code
         announced = dict(scope.get("headers", ())).get(b"content-length", b"")
         large = announced.isdigit() and int(announced) > settings.most_bytes
+        if large:
+            path = scope["path"] if scope["path"] in paths else OTHER
+            metrics.requests.labels(path, 413).inc()
         await (_too_large() if large else app)(scope, receive, send)
 
     return bounded
 
 
-def problem(status: int, error: UserError) -> JSONResponse:
+def problem(status: int, error: CompressError) -> JSONResponse:
     """A coded error as the body of a response."""
     return JSONResponse({"code": error.code, "message": f"{error.what}. {error.fix}"}, status)
 
@@ -99,6 +105,11 @@ def _add_errors(app: FastAPI) -> None:
             return _too_large()
         return problem(error.status_code, UserError("E765", str(error.detail), "See /docs for the shape of a request"))
 
+    @app.exception_handler(Exception)
+    async def broken(_request: Request, error: Exception) -> JSONResponse:
+        what = f"the front failed unexpectedly ({type(error).__name__})"
+        return problem(500, CompressError("E899", what, "This is a bug; its traceback is in the front's log"))
+
 
 def _add_service(app: FastAPI, metrics: Metrics) -> None:
     @app.get("/health/live", tags=["service"])
@@ -118,13 +129,21 @@ def _add_service(app: FastAPI, metrics: Metrics) -> None:
         """Prometheus' text format."""
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
+    def count(request: Request, status: int, start: float) -> None:
+        route = request.scope.get("route")
+        path = route.path if route else OTHER
+        metrics.requests.labels(path, status).inc()
+        metrics.seconds.labels(path).observe(time.perf_counter() - start)
+
     @app.middleware("http")
     async def counted(request: Request, call_next) -> Response:
-        start, response = time.perf_counter(), await call_next(request)
-        route = request.scope.get("route")
-        path = route.path if route else "other"  # not what a client makes up: each value is a series
-        metrics.requests.labels(path, response.status_code).inc()
-        metrics.seconds.labels(path).observe(time.perf_counter() - start)
+        start = time.perf_counter()
+        try:
+            response = await call_next(request)
+        except Exception:  # it is answered further out
+            count(request, 500, start)
+            raise
+        count(request, response.status_code, start)
         return response
 
 
@@ -133,7 +152,7 @@ def _add_models(app: FastAPI, metrics: Metrics, settings: Settings) -> None:
         if settings.keys and not any(hmac.compare_digest(_given(request), known.encode()) for known in settings.keys):
             raise Failed(401, UserError("E769", "no valid API key", "Send the header Authorization: Bearer KEY"))
 
-    errors = {status: {"model": Problem} for status in (400, 401, 404, 413, 502, 503, 504)}
+    errors = {status: {"model": Problem} for status in (400, 401, 404, 413, 500, 502, 503, 504)}
     options = {"dependencies": [Depends(key)], "responses": errors}
 
     @app.post("/predict", tags=["models"], response_model_exclude_none=True, **options)

@@ -18,8 +18,9 @@ from export.latency.programs import worker_environment
 from serving.bundle import install
 from serving.child_status import status_of
 from serving.front.__main__ import DRAIN_SECONDS
+from serving.server_log import open_log
 from serving.triton_process import bound_to_us
-from serving.watch import RESTARTS, WINDOW_SECONDS
+from serving.watch import RESTARTS, WINDOW_SECONDS, lately
 
 PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
 END_SECONDS = 5
@@ -36,7 +37,7 @@ class FrontProcess:
             raise UserError("E701", f"the HTTP front needs {missing[0]}", install("front"))
         self.triton, self.port, self.keys, self.log = triton, port, keys, log
         self.drain = drain
-        self.started: list[float] = []
+        self.ended: list[float] = []
 
     @property
     def command(self) -> list[str]:
@@ -46,18 +47,18 @@ class FrontProcess:
         return bound_to_us(*program("serving.front", *arguments))
 
     def start(self) -> None:
-        self.log.touch(0o600)  # requests are no other user's business
-        with self.log.open("ab") as log:
+        """Raises UserError E710 where its log cannot be written."""
+        with open_log(self.log) as log:
             options = {"env": worker_environment(), "stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
             self.process = subprocess.Popen(self.command, **options)
-        self.started = [*(moment for moment in self.started if time.monotonic() - moment < WINDOW_SECONDS), time.monotonic()]
 
     def keep(self, tell: Callable[[str], None]) -> None:
-        """Start it again if it has ended. Raises UserError E771 when it ends again and again."""
+        """Start it again if it has ended. Raises UserError E771 when it ends again and again, E710."""
         if (status := status_of(self.process)) is None:
             return
-        if len(self.started) > RESTARTS:
-            what = f"the HTTP front ended {len(self.started)} times within {WINDOW_SECONDS} s (exit status {status})"
+        self.ended = lately(self.ended, time.monotonic())
+        if len(self.ended) > RESTARTS:
+            what = f"the HTTP front ended {len(self.ended)} times within {WINDOW_SECONDS} s (exit status {status})"
             raise UserError("E771", what, f"See {self.log}; is port {self.port} free?")
         tell(f"the HTTP front ended (exit status {status}); starting again")
         self.start()

@@ -16,6 +16,7 @@ from compressor.child_program import program
 from compressor.errors import UserError
 from export.latency.programs import worker_environment
 from serving.child_status import status_of
+from serving.server_log import open_log
 from serving.triton_process import ending
 
 START_SECONDS = 30
@@ -33,8 +34,8 @@ class GuardProcess:
         self._said = b""
 
     def start(self, log_path: Path) -> None:
-        """Start, and wait until it serves; it answers 503 until `tell("up")`. Raises UserError E742."""
-        with log_path.open("ab") as log:
+        """Start, and wait until it serves; it answers 503 until `tell("up")`. Raises UserError E742, E710."""
+        with open_log(log_path) as log:
             self.process = subprocess.Popen(
                 program("serving.guard.guard_main"),
                 cwd=self.folder,

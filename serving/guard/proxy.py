@@ -33,7 +33,10 @@ HELD_BODIES = 8
 WHOLE = 1 << 20
 """Responses up to this size are passed on in one piece."""
 
-OF_THE_CLIENT = re.compile(rb'\{"error":"(failed to parse the request JSON|Unable to parse|failed to get request params)')
+OF_THE_CLIENT = re.compile(
+    rb'\{"error":"(failed to (parse the request JSON|get request params)|Unable to parse|Unable to set |'
+    rb"attempt to (get|access) |Expected JSON object)"
+)
 """Triton answers 500 to what is wrong with a request; these are answered with 400."""
 
 

@@ -6,6 +6,7 @@ It lies in the version's folder, NAME/1/serving.json. The backends and the clien
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -59,11 +60,16 @@ class VersionFacts:
 def read_version(folder: Path) -> VersionFacts:
     """The facts of a version folder. Raises UserError E728 where its serving.json is missing or invalid."""
     path = Path(folder, VERSION_FILE)
+    return facts_in(path.read_bytes, str(path))
+
+
+def facts_in(read: Callable[[], bytes], where: str) -> VersionFacts:
+    """The facts in a serving.json that `read` reads, from wherever it lies. Raises as `read_version`."""
     try:
-        return _facts(json.loads(path.read_text(encoding="utf-8")))
+        return _facts(json.loads(read()))
     except (OSError, ValueError, TypeError, KeyError) as error:
         what = f"not the facts of a version ({type(error).__name__}: {error})"
-        raise UserError("E728", what, "Deploy the model again", str(path)) from error
+        raise UserError("E728", what, "Deploy the model again", where) from error
 
 
 def _facts(values: dict[str, Any]) -> VersionFacts:

@@ -11,7 +11,7 @@ from compressor.errors import CheckError, UserError
 from serving.answer_bounds import IN_BATCHES, TOLERANCE
 from serving.loadtest.request_pools import CONNECTION
 from serving.loadtest.senders import TIMED_OUT, Record
-from serving.loadtest.traffic import Outputs, outputs_of
+from serving.loadtest.traffic import Outputs, Traffic, outputs_of
 
 EQUAL = 1e-4
 """Largest difference, relative to the row's largest value (1 at least), of an answer that counts as equal."""
@@ -33,19 +33,19 @@ class Checked:
     bound: float = IN_BATCHES
 
 
-def first_answers(record: Record, rows: int) -> list[Outputs]:
-    """The answers of a pass over all rows. Raises UserError E748 for a row that the server refuses, or does not answer,
-    although it comes alone."""
+def first_answers(record: Record, traffic: Traffic) -> list[Outputs]:
+    """The answers of a pass over all rows of the traffic. Raises UserError E748 for a row that the server refuses, or does not
+    answer, although it comes alone."""
     found = {row: outputs_of(body, header) for row, header, body in record.answers}
     if error := next((error for error in record.errors if error), None):
-        where = f"row {record.errors.index(error)}"
         if error.startswith((TIMED_OUT, CONNECTION)):
             what, fix = "a row that comes alone is not answered", "See the server's log; for a slow model raise --timeout"
         else:
             what = "the server refuses a row that comes alone"
             fix = "Remove that row, or test with rows that the model takes"
-        raise UserError("E748", f"{what} ({error})", fix, where)
-    return [found[row] for row in range(rows) if row in found]
+        where = traffic.name_of(record.errors.index(error))
+        raise UserError("E748", f"{what} ({record.reason or error})", fix, where)
+    return [found[row] for row in range(len(traffic)) if row in found]
 
 
 def require_recorded(recorded: Sequence[Outputs], found: Sequence[Outputs], alone: float = TOLERANCE) -> None:

@@ -28,6 +28,8 @@ BUSY = 0.75
 LATE_SECONDS, LATE_SHARE = 0.001, 0.1
 """A client's loop that runs late by more, and by more than that share of the median latency, distorts what it measures."""
 PASS_SECONDS = 30.0
+STARTING = ("E712", "E713", "E747")
+"""What a server is that is being started again: away, without the model, or refusing what it is asked."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,15 @@ class Target:
         except Refusal as refusal:
             what = f"the server gives no statistics of '{self.endpoint.model}' ({refusal.reason})"
             raise UserError("E747", what, "Test a server whose statistics are open", str(self.client.address)) from refusal
+
+    def statistics_if_any(self) -> dict[str, int]:
+        """Triton's counters; {} while the server, or its model, is being started again. Raises UserError E729, E730."""
+        try:
+            return self.statistics()
+        except UserError as error:
+            if error.code not in STARTING:
+                raise
+            return {}
 
     def processes(self) -> Processes | None:
         """The server's processes, if `compress serve` or this process runs it on this machine."""
@@ -108,15 +119,15 @@ def _just_after(time: float) -> float:
 
 
 def measure(fleet: Fleet, target: Target, load: Load, deadline: float | None, expected: Sequence[Outputs]) -> dict[str, Any]:
-    """Run one level and return its figures. `deadline` is in seconds. Raises UserError E712, E746, E747."""
+    """Run one level and return its figures. `deadline` is in seconds. Raises UserError E729, E730, E746."""
     processes = target.processes()
 
     def observe(start: float) -> tuple[dict[str, int], dict[str, int], Watch]:
         _sleep_until(start + load.warmup)
-        before = target.statistics()
+        before = target.statistics_if_any()
         with Watch(processes) as watch:
             fleet.wait(load.seconds)
-        return before, target.statistics(), watch
+        return before, target.statistics_if_any(), watch
 
     records, start, (before, after, watch) = fleet.run(target.endpoint, load, observe)
     measured = window(records, load, start)
@@ -147,7 +158,7 @@ def first_pass(fleet: Fleet, target: Target, timeout: float = Load.timeout) -> l
     the rows that had their turn. Recorded answers, which they must equal, take their place. Raises UserError E748, CheckError
     E750."""
     load = Load(concurrency=1, warmup=0, seconds=PASS_SECONDS, timeout=timeout)
-    expected = first_answers(fleet.once(target.endpoint, load), len(fleet.traffic))
+    expected = first_answers(fleet.once(target.endpoint, load), fleet.traffic)
     fleet.count = len(expected)
     recorded = fleet.traffic.recorded[: len(expected)]
     require_recorded(recorded, expected, fleet.traffic.alone)

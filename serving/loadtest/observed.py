@@ -38,8 +38,8 @@ def server_figures(before: Counts, after: Counts) -> dict[str, float | int | Non
     and in the model (inputs, inference and outputs).
 
     All are None where a counter is smaller than before: the server was restarted or its model replaced in between, so that what
-    it counted before is lost."""
-    if any(after.get(key, 0) < value for key, value in before.items()):
+    it counted before is lost; and where it gave no counters ({}) at one of them, because that was at work."""
+    if not (before and after) or any(after.get(key, 0) < value for key, value in before.items()):
         return dict.fromkeys(("requests", "failed", "executions", "mean_batch", "queue_ms", "compute_ms"))
     change = {key: value - before.get(key, 0) for key, value in after.items()}
     done = change.get("success_count", 0)

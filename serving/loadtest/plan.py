@@ -72,8 +72,11 @@ def run_levels(
     expected: Sequence[Outputs],
     done: Callable[[dict[str, Any]], None] = lambda level: None,
 ) -> list[dict[str, Any]]:
-    """Measure the levels in order; `limits` holds what all have in common, `done` is called after each. Raises as `measure`."""
+    """Measure the levels in order; `limits` holds what all have in common, `done` is called after each. Raises as `measure`,
+    and UserError E712, E713, E747 for a server that gives no statistics before the first."""
     measured: list[dict[str, Any]] = []
+    if levels:
+        target.statistics()
     for number, wish in enumerate(levels):
         best = max((level["throughput"] for level in measured if level["mode"] == "closed"), default=0.0)
         rate = wish.rate or wish.factor * best

@@ -21,7 +21,7 @@ from serving.loadtest.traffic import Row, grpc_message, http_body
 
 GRPC_INFER = "/inference.GRPCInferenceService/ModelInfer"
 MOST_ANSWER = 64 * 1024**2
-CUT = 90
+CUT, MOST_REASON = 90, 400
 CONNECTION = "connection: "
 """How the kind of an error begins where a connection failed."""
 
@@ -46,11 +46,13 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Answer:
-    """`error` is its kind, '' for none; else `body` with a JSON part of `header` bytes (-1: a gRPC message)."""
+    """`error` is its kind, '' for none, and `reason` the same in full; else `body` with a JSON part of `header` bytes (-1: a
+    gRPC message)."""
 
     body: bytes = b""
     header: int = -1
     error: str = ""
+    reason: str = ""
 
 
 class Connection(Protocol):
@@ -76,6 +78,11 @@ def connect(endpoint: Endpoint, rows: Sequence[Row]) -> Pool:
 def kind_of_error(status: object, text: str) -> str:
     """'400: batch-size must be <= N for ...': figures are left out, so that equal errors are one kind."""
     return f"{status}: {re.sub(r'[0-9]+', 'N', ' '.join(text.split()))[:CUT]}".rstrip(": ")
+
+
+def failure(status: object, text: str) -> Answer:
+    """The answer to a request that was refused."""
+    return Answer(error=kind_of_error(status, text), reason=f"{status}: {' '.join(text.split())[:MOST_REASON]}".rstrip(": "))
 
 
 class Pool:
@@ -162,7 +169,7 @@ class GrpcPool(Pool):
         try:
             return Answer(await connection.call(self.requests[row])), True
         except CallFailed as failed:
-            return Answer(error=kind_of_error(*failed.args)), True
+            return failure(*failed.args), True
 
 
 def _http_request(head: str, body: bytes, header: int) -> bytes:
@@ -181,11 +188,11 @@ async def _http_answer(reader: asyncio.StreamReader) -> tuple[Answer, bool]:
     stays = fields.get("connection", "").lower() != "close"
     if status == 200:
         return Answer(body, int(fields.get("inference-header-content-length", 0))), stays
-    return Answer(error=kind_of_error(status, _reason(body))), stays
+    return failure(status, _reason(body)), stays
 
 
 def _reason(body: bytes) -> str:
     try:
         return str(json.loads(body)["error"])
     except (ValueError, KeyError, TypeError, RecursionError):
-        return body[:CUT].decode(errors="replace")
+        return body[:MOST_REASON].decode(errors="replace")

@@ -39,7 +39,8 @@ class Job:
 
 @dataclass
 class Record:
-    """What a process noted, one entry a request; times are of the monotonic clock. `errors` are kinds, '' for an answer.
+    """What a process noted, one entry a request; times are of the monotonic clock. `errors` are kinds, '' for an answer, and
+    `reason` is the first of them in full.
 
     `answers` counts the different bodies by (row, length of the JSON part, body). `busy` is the share of one core that the
     process used while it measured, `late` by how many seconds its event loop ran late, now and then.
@@ -49,6 +50,7 @@ class Record:
     sent: list[float] = field(default_factory=list)
     ended: list[float] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
+    reason: str = ""
     answers: dict[tuple[int, int, bytes], int] = field(default_factory=dict)
     kept_bytes: int = 0
     unchecked: int = 0
@@ -60,6 +62,7 @@ class Record:
         self.sent.append(sent)
         self.ended.append(time.monotonic())
         self.errors.append(answer.error)
+        self.reason = self.reason or answer.reason or answer.error
         if not answer.error:
             self._keep((row, answer.header, answer.body))
 

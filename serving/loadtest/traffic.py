@@ -20,6 +20,8 @@ Row = Mapping[str, np.ndarray]
 """The inputs of one request, each with the batch axis."""
 TEXT_INPUTS = (TEXT, PAIR)
 MOST_TEXTS = 100_000
+SHOWN = 60
+"""Characters of a row in an error."""
 
 
 Outputs = Mapping[str, np.ndarray]
@@ -30,16 +32,22 @@ Outputs = Mapping[str, np.ndarray]
 class Traffic:
     """The rows that are sent, again and again in random order; `source` says where they come from. `recorded` are the outputs
     that the first rows had when the model was deployed, from which those of the rows alone may differ by `alone`, times
-    max(1, |value|); an answer under load is wrong where it differs by more than `bound` from that of the row alone."""
+    max(1, |value|); an answer under load is wrong where it differs by more than `bound` from that of the row alone. `names` are
+    where the rows stand, for errors; without them a row is shown itself."""
 
     rows: list[Row]
     source: str
     recorded: Sequence[Outputs] = ()
     bound: float = IN_BATCHES
     alone: float = TOLERANCE
+    names: Sequence[str] = ()
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def name_of(self, row: int) -> str:
+        """How an error names the row of this number, which no user knows: the rows are in random order."""
+        return self.names[row] if self.names else _shown(self.rows[row])
 
     @property
     def mean_tokens(self) -> float | None:
@@ -47,6 +55,15 @@ class Traffic:
         if any(name in TEXT_INPUTS for name in self.rows[0]):
             return None
         return float(np.mean([next(iter(row.values())).size for row in self.rows]))
+
+
+def _shown(row: Row) -> str:
+    """The beginning of a row's texts, or of its tokens."""
+    texts = tuple(values.item().decode(errors="replace") for values in row.values() if values.dtype == object)
+    if texts:
+        return repr(texts[0] if len(texts) == 1 else texts)[:SHOWN]
+    name, tokens = next(iter(row.items()))
+    return f"{name} {tokens[0].tolist()}"[:SHOWN]
 
 
 def takes_texts(config: Mapping[str, Any]) -> bool:
@@ -79,7 +96,7 @@ def check_parts(texts: Sequence[Sequence[str]], parts: int, takes: str) -> None:
     """Raises UserError E745 where a text has another number of `parts` than the model `takes`."""
     if odd := next((text for text in texts if len(text) != parts), None):
         what = f"the model takes {takes}, and a row has {len(odd)} texts"
-        raise UserError("E745", what, "Give as many, separated by a tab", repr(odd)[:60])
+        raise UserError("E745", what, "Give as many, separated by a tab", repr(odd)[:SHOWN])
 
 
 def token_rows(config: Mapping[str, Any], tokens: Sequence[Mapping[str, Sequence[int]]]) -> list[Row]:
@@ -109,17 +126,18 @@ def _arrays(tensors: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
     return arrays
 
 
-def read_texts(path: Path) -> list[tuple[str, ...]]:
-    """The texts of a file, one a line, the two of a pair separated by a tab. Raises UserError E745."""
+def read_texts(path: Path) -> dict[int, tuple[str, ...]]:
+    """The texts of a file by their lines, counted from 1, the two of a pair separated by a tab; empty lines are left out.
+    Raises UserError E745."""
     try:
         # only line feeds end a line, as in compress predict --file: texts may hold other separators, such as U+2028
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError("E745", f"no file of texts ({error})", "Give a UTF-8 file with one text a line", str(path)) from error
-    texts = [tuple(line.split("\t")) for line in lines if line.strip()][:MOST_TEXTS]
-    if not texts:
+    numbers = [number for number, line in enumerate(lines, start=1) if line.strip()][:MOST_TEXTS]
+    if not numbers:
         raise UserError("E745", "there is no text in the file", "Give a UTF-8 file with one text a line", str(path))
-    return texts
+    return {number: tuple(lines[number - 1].split("\t")) for number in numbers}
 
 
 def http_body(row: Row) -> tuple[bytes, int]:

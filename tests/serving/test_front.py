@@ -197,6 +197,18 @@ def test_health_and_metrics_need_no_key(front):
     assert not [name for name in counted if "nothing-of" in name], "what clients make up is no series"
 
 
+def test_what_no_handler_answers_is_counted_and_has_a_code(played):
+    predict = played(PlayedTriton(RuntimeError("no text of a user")), raise_server_exceptions=False)
+    failed, large, elsewhere = predict(1), predict(600_000), predict.client.post("/none", content=b" " * 2_000_000)
+    pieces = predict.client.post("/predict", content=(b" " * 500_000 for _ in range(4)))
+    assert (failed.status_code, failed.json()["code"]) == (500, "E899") and "no text of a user" not in failed.text
+    assert [(one.status_code, one.json()["code"]) for one in (large, elsewhere, pieces)] == [(413, "E770")] * 3
+    lines = predict.client.get("/metrics").text.splitlines()
+    for path, status, count in (("/predict", 500, 1), ("/predict", 413, 2), ("other", 413, 1)):
+        assert f'front_requests_total{{path="{path}",status="{status}"}} {count}.0' in lines
+    assert 'front_seconds_count{path="/predict"} 2.0' in lines
+
+
 def test_responses_match_the_page_that_describes_them(front):
     page = front.get("/openapi.json").json()
     assert {"/predict", "/v2/rerank", "/metrics"} <= set(page["paths"])
@@ -293,10 +305,15 @@ def played(monkeypatch):
 
     with contextlib.ExitStack() as fronts:
 
-        def start(triton):
+        def start(triton, **options):
             monkeypatch.setattr("serving.front.triton_models.InferenceServerClient", lambda address, channel_args: triton)
-            client = fronts.enter_context(TestClient(make_app(Settings("triton:8001"))))
-            return lambda count, **more: client.post("/predict", json={"model": "m", "texts": ["a"] * count, **more})
+            client = fronts.enter_context(TestClient(make_app(Settings("triton:8001")), **options))
+
+            def predict(count, **more):
+                return client.post("/predict", json={"model": "m", "texts": ["a"] * count, **more})
+
+            predict.client = client
+            return predict
 
         yield start
 
@@ -382,32 +399,63 @@ def test_a_file_of_keys_that_is_missing_is_told_in_a_line_and_before_anything_is
         serve(tmp_path, 1.0, 1, False, None, http_front=8080, keys=tmp_path / "none")
 
 
-def test_a_second_signal_is_not_lost_while_the_front_ends(tmp_path, monkeypatch):
-    """Requests are refused before: the guard would take new ones for as long as the front answers those that it has."""
+@pytest.fixture
+def stopped(tmp_path, monkeypatch):
+    """`compress serve` with a front, from its first signal on: the server's tasks, and what happens while the front ends."""
     from pipelines.cli.work import serve_work
-
-    done = []
 
     @contextlib.contextmanager
     def served(_run, empty):
         yield SimpleNamespace(outdated=None, repository=tmp_path, logs=tmp_path)
 
-    @contextlib.contextmanager
-    def fronted(_server, _port, _keys):
-        yield None
-        raise KeyboardInterrupt
-
     def first_signal(*_):
         raise KeyboardInterrupt
 
-    tasks = {"start": lambda: None, "refuse": lambda: done.append("refused"), "stop": done.append}
-    fakes = {"repository_in_use": served, "_fronted": fronted, "watch": first_signal, "adopt_orphans": lambda: None}
-    fakes |= {"EmbeddedServer": lambda *_, **options: SimpleNamespace(guard=True, **tasks), "_show": lambda *_: None}
-    for name, fake in fakes.items():
-        monkeypatch.setattr(serve_work, name, fake)
+    def serve(drain, ending, **tasks):
+        @contextlib.contextmanager
+        def fronted(_server, _port, _keys):
+            yield None
+            ending()
+
+        server = SimpleNamespace(guard=True, start=lambda: None, **tasks)
+        fakes = {"repository_in_use": served, "_fronted": fronted, "watch": first_signal, "adopt_orphans": lambda: None}
+        fakes |= {"EmbeddedServer": lambda *_, **options: server, "_show": lambda *_: None}
+        for name, fake in fakes.items():
+            monkeypatch.setattr(serve_work, name, fake)
+        serve_work.serve(tmp_path, drain, 1, False, None, http_front=8080)
+
+    return serve
+
+
+def test_a_second_signal_is_not_lost_while_the_front_ends(stopped):
+    """Requests are refused before: the guard would take new ones for as long as the front answers those that it has."""
+    done = []
+
+    def second_signal():
+        raise KeyboardInterrupt
+
     with pytest.raises(KeyboardInterrupt):
-        serve_work.serve(tmp_path, 1.0, 1, False, None, http_front=8080)
+        stopped(1.0, second_signal, refuse=lambda: done.append("refused"), stop=done.append)
     assert done == ["refused", 0], "what still runs is killed at once"
+
+
+@pytest.mark.parametrize(("takes", "told"), [(3, (3, 5)), (2, (3, 6)), (9, (3, 5))])
+def test_all_that_is_in_flight_has_one_time_from_the_signal_on(stopped, monkeypatch, takes, told):
+    """Of 6 s, of which 1 is over when new requests are refused, and 2 more when the front has ended."""
+    from pipelines.cli.work import serve_work
+
+    now, given = [1000.0], []
+    monkeypatch.setattr(serve_work, "time", SimpleNamespace(monotonic=lambda: now[0]), raising=False)
+
+    def passed(seconds):
+        now[0] += seconds
+
+    def drained(seconds):
+        given.append(seconds)
+        passed(min(seconds, takes))
+
+    stopped(6.0, lambda: passed(2), refuse=lambda: passed(1), drained=drained, stop=lambda *seconds: given.extend(seconds))
+    assert tuple(given) == told, "what is left for HTTP, and with 5 s to end in for Triton"
 
 
 @pytest.mark.slow
@@ -438,6 +486,26 @@ def test_a_front_that_cannot_start_is_given_up(tmp_path):
                 front.keep(said.append)
     assert len(said) == 3 and "address already in use" in (tmp_path / "log").read_text()
     assert (tmp_path / "log").stat().st_mode & 0o777 == 0o600, "for this user's eyes"
+
+
+def test_a_front_that_ends_once_after_three_ends_long_ago_is_started_again(tmp_path, monkeypatch):
+    """The ends of one early minute are not those of a later one; and its log may be gone with its folder."""
+    from compressor.errors import UserError
+    from serving.front import front_process
+
+    now, said = [1000.0], []
+    monkeypatch.setattr(front_process.FrontProcess, "command", property(lambda self: ["/bin/false"]))
+    monkeypatch.setattr(front_process, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    front = front_process.FrontProcess("127.0.0.1:1", 8080, None, tmp_path / "logs" / "log")
+    front.start()
+    for seconds in (10, 10, 10, 90 * 86400, 10, 10):
+        front.process.wait()
+        now[0] += seconds
+        front.keep(said.append)
+    assert len(said) == 6 and (tmp_path / "logs" / "log").stat().st_mode & 0o777 == 0o600
+    front.process.wait()
+    with pytest.raises(UserError, match=r"E771 the HTTP front ended 4 times within 60 s \(exit status 1\)"):
+        front.keep(said.append)
 
 
 @pytest.mark.parametrize("drain", [30.0, 0.0])

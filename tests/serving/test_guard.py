@@ -17,7 +17,7 @@ from serving.guard import request_limits
 from serving.guard.request_limits import MAX_DEPTH, SIZE, Refused, check_depth, check_shapes
 from serving.server import MAX_BODY
 
-INFER = "/v2/models/bare/infer"
+INFER, GENERATE = "/v2/models/bare/infer", "/v2/models/bare/generate"
 DATA = {"input_ids": [4, 5], "attention_mask": [1, 1]}
 TENSORS = [{"name": name, "shape": [1, 2], "datatype": "INT64", "data": data} for name, data in DATA.items()]
 GOOD = json.dumps({"inputs": TENSORS}).encode()
@@ -83,6 +83,14 @@ REFUSED = {
     "malformed JSON": (whole(b'{"inputs": [}'), 400, "failed to parse"),
     "no inputs": (whole(b"{}"), 400, "Unable to parse 'inputs'"),
     "an unknown data type": (whole(GOOD.replace(b"INT64", b"INT65")), 400, "invalid datatype"),
+    "a list to generate from": (whole(b"[]", path=GENERATE), 400, "attempt to get members for non-object"),
+    "nothing to generate from": (whole(b"null", path=GENERATE), 400, "attempt to get members for non-object"),
+    "parameters that are a number": (whole(b'{"parameters": 5}', path=GENERATE), 400, "Expected JSON object for keyword"),
+    "less than no class": (
+        whole(GOOD[:-1] + b', "outputs": [{"name": "logits", "parameters": {"classification": -1}}]}'),
+        400,
+        "Unable to set 'classification'",
+    ),
     "two lengths": ([head(5, "Transfer-Encoding: chunked\r\n"), b"0\r\n\r\n"], 400, ""),
     "no HTTP": ([b"\x16\x03\x01\x02\x00\r\n\r\n"], 400, ""),
     "another method": (whole(b"", method="PUT"), 405, "GET and POST"),

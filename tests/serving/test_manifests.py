@@ -1,6 +1,8 @@
 """The files that `compress deploy` writes for KServe and for compose, and what is refused before anything is deployed."""
 
+import json
 import os
+import shutil
 from dataclasses import replace
 from importlib import metadata
 
@@ -12,6 +14,7 @@ from triton_parts import FACTS, write_classifier
 from compressor.errors import UserError
 from pipelines.cli.commands import deploy
 from serving.deployment.answers import write_answers
+from serving.deployment.target import Target
 from serving.repository import write_repository
 
 BUCKET = "memory://bucket/models"
@@ -90,6 +93,74 @@ def test_a_model_for_a_gpu_is_given_one(tmp_path, tokenizer_folder):
         {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
     ]
     assert "'onnxruntime-gpu[cuda,cudnn]" in triton["command"][0] and " onnxruntime=" not in triton["command"][0]
+
+
+@pytest.fixture
+def other(tmp_path, tokenizer_folder):
+    """Writes a second run, whose models are called topics."""
+
+    def write(**facts):
+        options = {"tokenizer_folder": tokenizer_folder, "interfaces": ("tokens", "text")}
+        model = write_classifier(tmp_path / "topics.onnx")
+        write_repository(tmp_path / "other", "topics", model, facts=replace(FACTS, **facts), **options)
+        for version in (tmp_path / "other").glob("*/1"):
+            write_answers(version, [])
+        return tmp_path / "other"
+
+    return write
+
+
+def arguments_of(path):
+    """What the Triton of a compose file is started with, and whether with a GPU."""
+    (triton,) = yaml.safe_load(path.read_text())["services"].values()
+    return triton["command"][0].split("--strict-readiness=false ")[1].split(), "deploy" in triton
+
+
+def test_a_compose_file_starts_all_models_of_the_repository(deployed, other, tmp_path):
+    """Also those of other runs, whose clients would have nothing more. What killed deployments left may be gone tomorrow."""
+    to, options = tmp_path / "served", ("--compose", tmp_path / "compose.yaml")
+    deployed(to, *options)
+    run_deploy(other(precision="bf16"), to, *options)
+    every = [f"--load-model={name}" for name in ("4-reviews", "4-reviews-text", "topics", "topics-text")]
+    assert arguments_of(tmp_path / "compose.yaml") == (every, True)
+    for name, record in (("new", {"finished": False}), ("old-candidate", {"finished": False, "candidate": True})):
+        shutil.copytree(to / "topics", to / name)
+        (to / name / "1" / "published.json").write_text(json.dumps(record))
+    (to / "empty").mkdir()
+    deployed(to, *options)
+    assert arguments_of(tmp_path / "compose.yaml") == (every, True)
+    for name in ("topics", "topics-text"):
+        (to / name / "1" / "published.json").write_text(json.dumps({"finished": False}))
+    run_deploy(tmp_path / "other", to, "--rollback", *options)
+    assert arguments_of(tmp_path / "compose.yaml") == (every[:2], False), "the killed deployment is taken back"
+
+
+def test_no_file_is_written_for_a_repository_without_a_model(deployed, tmp_path, capfd):
+    to = tmp_path / "served"
+    deployed(to)
+    for path in to.glob("*/1/published.json"):
+        path.write_text(json.dumps({"finished": False}))
+    deployed(to, "--rollback", "--compose", tmp_path / "compose.yaml")
+    assert not (tmp_path / "compose.yaml").exists()
+    assert f"not written: {tmp_path / 'compose.yaml'} (the repository holds no model any more)" in capfd.readouterr().err
+
+
+def test_a_service_has_the_models_of_other_runs(deployed, other, tmp_path):
+    to = "memory://two-runs/models"
+    deployed(to)
+    run_deploy(other(), to, "--kserve", tmp_path / "service.yaml")
+    service = yaml.safe_load((tmp_path / "service.yaml").read_text())
+    loaded = service["spec"]["predictor"]["model"]["args"][2:]
+    assert loaded == ["--load-model=4-reviews", "--load-model=topics"]
+    assert service["metadata"]["name"] == "model-4-reviews", "one service, whichever run is deployed last"
+
+
+def test_a_service_of_what_another_run_has_in_half_precision_is_refused(deployed, other, tmp_path):
+    to = "memory://half/models"
+    run_deploy(other(precision="fp16"), to)
+    with pytest.raises(UserError, match=r"E757 .*half/models/topics/1: .*cannot compute 'topics' in fp16"):
+        deployed(to, "--kserve", tmp_path / "service.yaml")
+    assert Target.at(to).models() == ["topics", "topics-text"], "before anything is deployed"
 
 
 def test_what_kserves_own_runtime_cannot_compute_is_refused(tmp_path, tokenizer_folder):

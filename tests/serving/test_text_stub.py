@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from triton_parts import FACTS, LABELS, TRITON, write_classifier
+from triton_parts import FACTS, LABELS, TRITON, WORDS, write_classifier
 
 from compressor.processor import cpu_quota
 from export.runtimes.runtime_registry import RUNTIMES
@@ -257,6 +257,54 @@ def test_a_failure_of_the_runtime_is_only_of_its_rows(modules, served):
     responses = model.execute([long, short])
     assert responses[0].error.code == "INTERNAL" and "onnx runtime error: no memory" in str(responses[0].error)
     assert responses[1].error is None
+
+
+PAIRS = {"pair": True}
+TASKS = {"labels": [], "tasks": [{"name": "one", "labels": ["x", "y"], "kind": "classification"}]}
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+@pytest.mark.parametrize(
+    ("kind", "facts", "outputs", "unread"),
+    [
+        ("classification", {}, 3, None),
+        ("marked", {}, 3, None),
+        ("regression", {}, 1, None),
+        ("multilabel", {}, 3, None),
+        ("choices", PAIRS, 1, None),
+        ("tokens", {}, 3, np.s_[:, 0]),  # of the token before the words
+        ("spans", PAIRS, 2, np.s_[:, 1]),  # of the question
+        ("tasks", TASKS, 3, np.s_[:, 2]),  # beyond the outputs of the task
+    ],
+)
+def test_a_row_whose_numbers_are_not_finite_has_an_error_for_an_answer(
+    modules, served, tmp_path, kind, facts, outputs, unread, number
+):
+    """Not a label, which would be the first one; those of other rows, and what no answer reads, are no reason."""
+    names = ["TEXT", *(["PAIR"] if facts is PAIRS else []), *(["TASK"] if facts is TASKS else [])]
+    arguments, path = served(names, "TYPE_STRING", ["LABEL"]), tmp_path / "m" / "1" / "serving.json"
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), "task": kind, **facts}))
+    model, _ = start(modules("compress_text", "model"), arguments)
+
+    def infer(_names, feeds):
+        logits = np.zeros((*feeds["input_ids"].shape, outputs), np.float32)
+        logits = logits if kind in ("tokens", "spans") else logits[:, 0]
+        if unread is not None:
+            logits[unread] = number
+        logits[(feeds["input_ids"] == WORDS.index("dull")).any(axis=1)] = number
+        return [logits]
+
+    model.engine.infer = infer
+
+    def asked(*texts):
+        given = {"TEXT": texts, "PAIR": ["film"] * len(texts), "TASK": ["one"] * len(texts)}
+        return request(**{name: np.array([[text.encode()] for text in given[name]], dtype=object) for name in names})
+
+    good, bad, both = model.execute([asked("a"), asked("dull"), asked("a", "dull")])
+    assert good.error is None and all(np.isfinite(array).all() for array in good.tensors.values() if array.dtype.kind == "f")
+    told = [(response.error.code, str(response.error)) for response in (bad, both)]
+    what = "the model's outputs are not finite"
+    assert told == [("INTERNAL", f"onnx runtime error: {row}{what}") for row in ("", "row 1: ")]
 
 
 def test_no_request_outlives_its_response(modules, served):

@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from serving import shared_memory, watch
 from serving.layout.knobs import Knobs
 from serving.repository import read_config, write_config, write_repository
 from serving.server import EmbeddedServer
+from serving.server_log import open_log
 
 ROOT = Path(__file__).parents[2]
 BODY = json.dumps(
@@ -85,11 +87,13 @@ def watched(server, harm):
 
 @pytest.mark.usefixtures("triton")
 def test_a_killed_process_is_named_and_started_again(repository, tmp_path):
-    with EmbeddedServer(repository, log_path=tmp_path / "log", models=["bare"]) as server:
+    log = tmp_path / "logs" / "log"
+    with EmbeddedServer(repository, log_path=log, models=["bare"]) as server:
         ports, first = dict(server.ports), server.triton.process.pid
         (stub,) = server.triton.stubs
 
         def harm():
+            shutil.rmtree(log.parent)  # what cleans a cache does not ask whether a server writes there
             os.kill(stub, signal.SIGKILL)
             while server.fault() is None:
                 time.sleep(0.01)
@@ -102,9 +106,11 @@ def test_a_killed_process_is_named_and_started_again(repository, tmp_path):
         assert server.ports == ports and respond(ports["http"])[0] == 200
         assert not processes_of(first)
 
+        assert log.stat().st_mode & 0o777 == 0o600
+        log.rename(tmp_path / "rotated")
         lines = watched_guard(server)
         assert lines[0] == "the process in front of Triton was killed by SIGTERM; starting again"
-        assert respond(ports["http"])[0] == 200
+        assert respond(ports["http"])[0] == 200 and log.stat().st_mode & 0o777 == 0o600
 
 
 def watched_guard(server):
@@ -268,6 +274,12 @@ def test_what_another_user_put_into_shared_memory_is_neither_opened_nor_changed(
     (tmp_path / "compress-triton-1-region").chmod(0o644)
     shared_memory.close_to_others("compress-triton-1")
     assert (tmp_path / "compress-triton-1-region").stat().st_mode & 0o777 == 0o644
+
+
+def test_a_log_that_cannot_be_written_is_a_coded_error(tmp_path):
+    (tmp_path / "logs").touch()
+    with pytest.raises(UserError, match=r"E710 .*logs/log: the server's log cannot be written \(.+\)"):
+        open_log(tmp_path / "logs" / "log")
 
 
 def test_each_server_has_its_log_and_old_ones_are_bounded(tmp_path, monkeypatch):

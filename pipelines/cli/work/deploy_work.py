@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -13,12 +14,20 @@ from compressor.errors import UserError
 from pipelines.cli.given import require_unused
 from pipelines.cli.shown import note
 from pipelines.runs.served import repository_in_use
-from serving.deployment.manifests import check_compose, check_kserve, check_precisions, needs_gpu, write_compose, write_kserve
+from serving.deployment.manifests import (
+    check_compose,
+    check_kserve,
+    check_precisions,
+    lasting_models,
+    needs_gpu,
+    write_compose,
+    write_kserve,
+)
 from serving.deployment.publish import State, deploy, roll_back, status
 from serving.deployment.source import Options
 from serving.deployment.target import Target
 from serving.deployment.triton_control import Control
-from serving.repository import model_names
+from serving.repository import model_names, read_config
 
 UNFINISHED = (
     "unfinished: its deployment or rollback is at work, or was interrupted: "
@@ -64,24 +73,38 @@ def run(
     with repository_in_use(run) as served:
         note(served.outdated)
         names = model_names(served.repository)
-        files = [(kserve, check_kserve, write_kserve), (compose, check_compose, write_compose)]
-        for path, check, _ in files:
+        for name in names:
+            read_config(served.repository / name)  # raises for one that no server could load
+        for path, check in ((kserve, check_kserve), (compose, check_compose)):
             if path is not None:
                 check(path, to, names)
         if kserve is not None and not rollback:
-            check_precisions(served.repository, names)
-        gpu = needs_gpu(served.repository, names)
+            check_precisions(Target.at(str(served.repository)), names)
         target = Target.at(to, create=not rollback)
+        if kserve is not None and not rollback:  # the others there, which are served with them
+            check_precisions(target, sorted(set(lasting_models(target)) - set(names)))
         done = roll_back(names, target, control, options) if rollback else deploy(served.repository, target, control, options)
     if control is None and not rollback:
         say(f"no --url: a server that polls {to} loads it; others load it by /v2/repository/models/NAME/load")
-    for path, _, write in files:
-        if path is not None:
-            left_out = sorted(set(names) - set(write(path, to, names, gpu=gpu)))
-            missing = f", without {', '.join(left_out)}, for which KServe's Triton has no backend" if left_out else ""
-            say(f"written, not tried here: {path}{missing}")
     if as_json:
         click.echo(json.dumps([published.to_json() for published in done], indent=1))
+    if kserve is not None or compose is not None:
+        _write_files(target, to, kserve, compose, say)
+
+
+def _write_files(target: Target, to: str, kserve: Path | None, compose: Path | None, say: Callable[[str], None]) -> None:
+    """Write the files that start a Triton on the repository at `to`, with all its models: those of other runs, too. Raises
+    UserError E724, E728, E757, E801."""
+    names = lasting_models(target)
+    if kserve is not None:
+        check_precisions(target, names)  # of what a rollback brought back, too
+    for path, write in ((kserve, write_kserve), (compose, write_compose)):
+        if path is not None and not names:
+            note(f"not written: {path} (the repository holds no model any more)")
+        elif path is not None:
+            left_out = sorted(set(names) - set(write(path, to, names, gpu=needs_gpu(target, names))))
+            missing = f", without {', '.join(left_out)}, for which KServe's Triton has no backend" if left_out else ""
+            say(f"written, not tried here: {path}{missing}")
 
 
 def header_of(path: Path | None) -> tuple[str, str] | None:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import shlex
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,6 +24,9 @@ from serving.repository import model_names, read_config, version_folders
 from serving.server import HOST, SERVICES, EmbeddedServer
 from serving.watch import adopt_orphans, new_log, watch
 
+END_SECONDS = 5
+"""How long Triton may take to end, once requests are not answered any more, before it is killed."""
+
 
 def serve(
     run: Path,
@@ -34,7 +38,7 @@ def serve(
     keys: Path | None = None,
     **ports: int,
 ) -> None:
-    """Serve until Ctrl-C or SIGTERM, then answer what is in flight; a second signal stops at once."""
+    """Serve until Ctrl-C or SIGTERM, then answer what is in flight, for `drain` seconds; a second signal stops at once."""
     if model_control != (token_file is not None):
         raise UserError("E740", "--model-control and --token-file are given together", "Give both, or neither")
     if keys is not None and http_front is None:
@@ -54,12 +58,19 @@ def serve(
                 _show(server, served)
                 watch(server, note, fronted.enter_context(_fronted(server, http_front, keys)))
             if server.guard is not None:
+                deadline = time.monotonic() + drain
                 server.refuse()
                 click.echo("answering the requests in flight; Ctrl-C stops at once")
                 fronted.close()  # it answers what it has, too; a second signal is not to be lost in its wait
-                if not server.drained(drain):
+                if not server.drained(_left(deadline)):
                     note(f"some requests were not answered within {drain:g} s")
+                server.stop(_left(deadline) + END_SECONDS)
     click.echo("stopped")
+
+
+def _left(deadline: float) -> float:
+    """Seconds until a moment of the monotonic clock."""
+    return max(deadline - time.monotonic(), 0.0)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import importlib
 import numpy as np
 import triton_python_backend_utils as pb_utils
 from door import Refused
-from text_rows import TextModel, read_inputs
+from text_rows import NotFinite, TextModel, read_inputs
 from triton_requests import array_of, drop_cancelled, each_read, error_response, open_engine, read_config, response_of
 
 TASK = "TASK"
@@ -80,12 +80,15 @@ class TritonPythonModel:
         """The error with its row, where the request has several."""
         return type(error)(f"row {number}: {error}") if count > 1 else error
 
-    def refusal(self, error, number, count):
+    def refusal(self, error, number, count, title="tokenizer"):
         """The response to a request of `count` rows with an error in one of them."""
-        return error_response(self.named(error, number, count), "tokenizer")
+        return error_response(self.named(error, number, count), title)
 
     def response(self, answers):
         """The response from the answers to the rows of a request, one of which may be an error."""
-        if failed := [answer for answer in answers if isinstance(answer, Exception)]:
-            return error_response(failed[0], self.engine.title)
+        for number, answer in enumerate(answers):
+            if isinstance(answer, NotFinite):
+                return self.refusal(answer, number, len(answers), self.engine.title)
+            if isinstance(answer, Exception):  # of all rows that were computed together
+                return error_response(answer, self.engine.title)
         return response_of({name: np.concatenate([answer[name] for answer in answers]) for name in answers[0]})

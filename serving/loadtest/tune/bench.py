@@ -23,7 +23,7 @@ from serving.loadtest.request_pools import Endpoint
 from serving.loadtest.traffic import Outputs
 from serving.loadtest.tune.setting_grid import Setting, as_text, configured, runtime_of_model
 from serving.loadtest.tune.trials import Probe, Trial
-from serving.repository import read_config
+from serving.repository import read_config, version_folders
 from serving.server import EmbeddedServer
 
 INSTANCE_BYTES = 250e6
@@ -110,7 +110,8 @@ class Bench:
         return Probe(measured.answered / measured.seconds, measured.latencies, right)
 
     def _bytes(self, setting: Setting) -> float:
-        weights = sum(path.stat().st_size for path in self.source.rglob("*") if path.is_file())
+        served = version_folders(self.source)[-1]
+        weights = sum(path.stat().st_size for path in served.rglob("*") if path.is_file())
         return setting.instances * (INSTANCE_BYTES + WEIGHT_COPIES * weights)
 
 

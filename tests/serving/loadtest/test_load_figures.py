@@ -19,20 +19,22 @@ from export.runtimes.runtime_registry import DEFAULT
 from pipelines.cli.commands import main
 from pipelines.cli.work import loadtest_work
 from pipelines.loadtest import request_rows
-from pipelines.loadtest.load_table import answer_notes
+from pipelines.loadtest.load_table import answer_notes, level_rows
 from pipelines.loadtest.request_rows import traffic_of
 from serving.answer_bounds import IN_BATCHES, TOLERANCE
+from serving.client import Refusal
 from serving.clients.address import parse_url
 from serving.deployment.answers import Answer, tensor, write_answers
 from serving.layout.generator_config import generator_config
 from serving.layout.model_config import text_config
 from serving.loadtest.answer_check import Checked, check_answers, compared, first_answers, require_recorded
 from serving.loadtest.arrivals import Load, poisson_times, shares
-from serving.loadtest.levels import client_figures, window
+from serving.loadtest.levels import Target, client_figures, window
 from serving.loadtest.observed import Processes, Watch, added_up, server_figures
-from serving.loadtest.plan import Wish, require_answers, wishes
+from serving.loadtest.plan import Wish, require_answers, run_levels, wishes
 from serving.loadtest.quantiles import curve, latency_figures, quantile, slope
-from serving.loadtest.request_pools import Endpoint, HttpPool, kind_of_error
+from serving.loadtest.request_pools import Answer as Reply
+from serving.loadtest.request_pools import Endpoint, HttpPool, failure, kind_of_error
 from serving.loadtest.senders import TIMED_OUT, Record
 from serving.loadtest.traffic import Traffic, http_body, outputs_of, read_texts, recorded_rows, text_rows, token_rows
 from serving.running import log_folder
@@ -222,6 +224,41 @@ def test_statistics_are_the_difference_of_two_looks():
     assert set(restarted) == set(found) and not any(value is not None for value in restarted.values())
 
 
+class PlayedFleet:
+    """One request a level, which is answered."""
+
+    traffic = SimpleNamespace(bound=IN_BATCHES)
+
+    def run(self, _endpoint, _load, observe):
+        start = time.monotonic()
+        return [replace(record([start], 0, 0.01), late=[0.0])], start, observe(start)
+
+    def wait(self, seconds):
+        pass
+
+
+def test_a_server_that_is_being_started_again_costs_no_level():
+    """Its guard refuses, or nothing answers; the levels that were measured before are not lost."""
+    starting = Refusal("E737 the server is starting; try again in some seconds", "h:1", wrong=False)
+    gone = UserError("E712", "no Triton server responds", "Start one")
+    unloaded = UserError("E713", "no model 'm' is loaded", "Loaded models: none")
+    looks = [5, 5, 9, 9, starting, gone, 3, 0, unloaded, 4, 6]
+
+    def statistics(_model):
+        if isinstance(look := looks.pop(0), Exception):
+            raise look
+        return [{"inference_count": look, "execution_count": look, "inference_stats": {"success": {"count": look}}}]
+
+    target = Target(Endpoint(parse_url("h:1"), "m"), SimpleNamespace(statistics=statistics, address=parse_url("h:1")))
+    load = Load(warmup=0, seconds=1)
+    levels = run_levels(PlayedFleet(), target, [Wish(concurrency=count) for count in (1, 2, 4, 8, 16)], load, None, [])
+    assert [level["server"]["requests"] for level in levels] == [4, None, None, None, 2] and not looks
+    assert level_rows(levels)[1][-4:-1] == ["-"] * 3 and [level["requests"] for level in levels] == [1] * 5
+    looks[:] = [starting]
+    with pytest.raises(UserError, match=r"E747 .*gives no statistics of 'm' \(E737"):
+        run_levels(PlayedFleet(), target, [Wish(concurrency=1)], load, None, [])
+
+
 def test_answers_are_equal_near_wrong_or_of_another_text():
     def answer(score, label="good"):
         return {"SCORES": np.array([[score, 1.0]], np.float32), "LABEL": np.array([[label.encode()]], dtype=object)}
@@ -254,8 +291,34 @@ def http_answer(*logits):
     ],
 )
 def test_a_row_without_an_answer_is_not_called_refused(error, told):
-    with pytest.raises(UserError, match=f"E748 row 1: {told}"):
-        first_answers(Record(errors=["", error, ""]), 3)
+    """It is shown, as it has no number that a user knows."""
+    rows = text_rows({"input": [{"name": "TEXT", "data_type": "TYPE_STRING"}]}, [("a",), ("a dull film " * 9,), ("c",)])
+    with pytest.raises(UserError, match=rf"E748 '(a dull film ?){{5}}: {told}"):
+        first_answers(Record(errors=["", error, ""]), Traffic(rows, "three rows"))
+
+
+def test_a_single_error_is_told_in_full():
+    answers = [Reply(), failure(400, "a text of\n1,048,577 bytes, at most 1,048,576 are read"), failure(400, "another")]
+    record = Record()
+    for row, answer in enumerate(answers):
+        record.add(row, 0.0, 0.0, answer)
+    assert record.errors[1] == "400: a text of N,N,N bytes, at most N,N,N are read", "equal errors are counted as one kind"
+    tokens = token_rows({"input": [{"name": "input_ids", "data_type": "TYPE_INT64"}]}, [{"input_ids": [2, 9, 3]}] * 3)
+    told = r"E748 input_ids \[2, 9, 3\]: .* \(400: a text of 1,048,577 bytes, at most 1,048,576 are read\)"
+    with pytest.raises(UserError, match=told):
+        first_answers(record, Traffic(tokens, "three rows"))
+
+
+def test_a_text_of_a_file_is_named_by_its_line(tmp_path):
+    """Also where the model takes its tokens; the rows of a file are sent in random order."""
+    lines = [f"text {number}" if number % 5 else "" for number in range(1, 41)]
+    (tmp_path / "texts").write_text("\n".join(lines))
+    client = SimpleNamespace(config=lambda model: {"input": [{"name": "TEXT", "data_type": "TYPE_STRING"}]})
+    traffic = traffic_of(client, "m", texts=tmp_path / "texts")
+    sent = [row["TEXT"].item().decode() for row in traffic.rows]
+    assert sorted(sent) == sorted(filter(None, lines)) and sent != list(filter(None, lines))
+    numbers = [text.removeprefix("text ") for text in sent]
+    assert [traffic.name_of(row) for row in range(32)] == [f"{tmp_path / 'texts'}:{number}" for number in numbers]
 
 
 def test_rows_that_are_mixed_up_fail_the_test():
@@ -295,8 +358,9 @@ def test_recorded_answers_must_be_those_of_the_server(tmp_path):
 def test_rows_of_texts_and_tokens(tmp_path):
     (tmp_path / "texts").write_text("a fine film\tit is good\n\nfür\tdich\n", encoding="utf-8")
     texts = read_texts(tmp_path / "texts")
+    assert list(texts) == [1, 3]
     config = {"input": [{"name": name, "data_type": "TYPE_STRING"} for name in ("PAIR", "TEXT")]}
-    rows = text_rows(config, texts)
+    rows = text_rows(config, list(texts.values()))
     assert rows[1]["TEXT"].tolist() == [["für".encode()]] and rows[1]["PAIR"].tolist() == [[b"dich"]]
     body, header = http_body(rows[0])
     assert json.loads(body[:header])["inputs"][0] == {
@@ -311,7 +375,7 @@ def test_rows_of_texts_and_tokens(tmp_path):
     with pytest.raises(UserError, match="E745 the model expects an input 'pixels'"):
         token_rows({"input": [{"name": "pixels", "data_type": "TYPE_FP32"}]}, [{"input_ids": [1]}])
     (tmp_path / "texts").write_bytes("\ufeffa\u2028b\tc\x0c\r\n\x85\td".encode())
-    assert read_texts(tmp_path / "texts") == [("a\u2028b", "c\x0c"), ("\x85", "d")]
+    assert read_texts(tmp_path / "texts") == {1: ("a\u2028b", "c\x0c"), 2: ("\x85", "d")}
     (tmp_path / "texts").write_bytes(b"\xff")
     with pytest.raises(UserError, match=r"E745 .*no file of texts"):
         read_texts(tmp_path / "texts")

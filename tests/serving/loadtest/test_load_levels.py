@@ -98,7 +98,8 @@ def test_a_row_that_the_model_refuses_alone_is_named(server):
     rows = token_rows(
         TOKENS, [{"input_ids": [2, 3], "attention_mask": [1, 1]}, {"input_ids": [len(WORDS)], "attention_mask": [1]}]
     )
-    refused = pytest.raises(UserError, match="E748 row 1: the server refuses a row that comes alone")
+    told = r"E748 input_ids \[12\]: the server refuses a row that comes alone \(400: .*holds 12, not an id from 0 to 11\)"
+    refused = pytest.raises(UserError, match=told)
     with Fleet(Traffic(rows, "two rows")) as fleet, refused:
         first_pass(fleet, target(server))
 

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -164,6 +165,17 @@ def test_the_memory_for_settings_is_that_of_the_container(tmp_path, classifier, 
     monkeypatch.setattr(bench, "free_memory", lambda: 1e6)
     with pytest.raises(UserError, match=r"E752 1 instances of the model need about .* and 0\.0 GB are free for them"):
         made.evaluate([Trial(Setting(1, 1, None), 1.0)], 1)
+
+
+def test_an_instance_holds_the_version_that_is_served(tmp_path, classifier):
+    """A published repository keeps earlier ones, and what stood beside them."""
+    folder = write_repository(tmp_path / "models", "m", classifier, facts=FACTS, knobs=KNOBS)
+    made = bench.Bench(folder, None, tmp_path, protocol="http", seconds=0.1, say=print)
+    alone = made._bytes(Setting(2, 1, None))
+    for version in ("2", "10"):
+        shutil.copytree(folder / "1", folder / version)
+    (folder / "10" / "more").write_bytes(bytes(1000))
+    assert made._bytes(Setting(2, 1, None)) == alone + 2 * 2 * 1000
 
 
 def test_the_rate_of_random_arrivals_that_keeps_the_limit():
