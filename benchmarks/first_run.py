@@ -4,10 +4,11 @@
     python benchmarks/first_run.py --out runs/first_run --confirm more.tsv --record docs/results
 
 Each row of the matrix is `compress run RECIPE` in a process of its own, as a newcomer would type it, with its own seed, threads
-and environment; --lanes of them at a time. What is finished stands in OUT/first_run.json and is not run again. A row is green
-where the command ends with 0. With --confirm, a file of other labelled sentences (columns sentence and label, as the recipes
-have them), the int8 file that each run ships is compared with its model on those rows, too: that tells a red row that is right
-from a false alarm. --record writes first_run.md and first_run.json there. Exit code 3: a row is red; 2: a wrong argument.
+and environment; --lanes of them at a time. What is finished stands in OUT/first_run.json and is not run again; a row that was
+killed, or ended with another exit code than 3, is. A row is green where the command ends with 0. With --confirm, a file of
+other labelled sentences (columns sentence and label, as the recipes have them), the int8 file that each run ships is compared
+with its model on those rows, too: that tells a red row that is right from a false alarm. --record writes first_run.md and
+first_run.json there. Exit code 3: a row is red; 2: a wrong argument.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.record import read_record, write_record
+from benchmarks.record import keep, read_record, write_record
 from compressor.processor import default_threads, processor
+from pipelines.engine.attempt import last_attempt
 from pipelines.engine.store import write_atomic
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,6 +42,8 @@ CAPS = (
     ("AVX-512 with VNNI, no AMX", {"ATEN_CPU_CAPABILITY": "avx512", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI"}),
 )
 """Instruction sets that PyTorch and OpenVINO are held to. ONNX Runtime has no such switch: it takes what the processor has."""
+FINISHED = (0, 3)
+"""Exit codes that tell of the recipe; others tell of what stopped it: a full disk, a signal."""
 COLUMNS = ("recipe", "seed", "threads", "instructions", "ended", "minutes", "dense", "compressed", "of rounding", "repaired")
 
 
@@ -86,13 +90,15 @@ def carried_out(row: Row, out: Path) -> dict[str, Any]:
     with (out / f"{row.name}.log").open("wb") as log:
         ended = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=environment, check=False).returncode
     last = (out / f"{row.name}.log").read_text(errors="replace").strip().splitlines()[-1:]
-    return {"ended": ended, "seconds": time.monotonic() - clock, "last": last, **account_of(row.folder(out) / row.name)}
+    account = account_of(row.folder(out) / row.name) if ended in FINISHED else {}
+    return {"ended": ended, "seconds": time.monotonic() - clock, "last": last, **account}
 
 
 def account_of(folder: Path) -> dict[str, Any]:
-    """Quality, comparisons and repairs of a run, from what it left."""
-    path = folder / "report.json"
-    if not path.is_file():
+    """Quality, comparisons and repairs of a run, from what it left; {} where a check has ended it: its report is an earlier
+    run's then."""
+    path, attempt = folder / "report.json", last_attempt(folder)
+    if attempt is None or not attempt.finished or not path.is_file():
         return {}
     report = json.loads(path.read_text())
     key, variants = report["metric"]["key"], {row["name"]: row["quality"] for row in report["variants"]}
@@ -178,12 +184,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         record = read_record(path, "facts", facts) or {"facts": facts, "rows": {}}
     except ValueError as error:
         parser.error(str(error))
-    missing = [row for row in rows if row.name not in record["rows"] and (not options.only or row.name in options.only)]
+    ended = {name: account["ended"] for name, account in record["rows"].items()}
+    asked = [row for row in rows if not options.only or row.name in options.only]
+    missing = [row for row in asked if ended.get(row.name) not in FINISHED]
     with ThreadPoolExecutor(options.lanes) as lanes:
         accounts = lanes.map(partial(carried_out, out=options.out.absolute()), missing)
         for row, account in zip(missing, accounts, strict=True):
-            record["rows"][row.name] = account
-            write_record(path, record)
+            keep(path, record, "rows", row.name, account)
             print(" | ".join(cells(row, account)), flush=True)
     finished = [row for row in rows if row.name in record["rows"]]
     for row in finished if options.confirm else ():
@@ -193,8 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if (figures := confirmed(folder, options.confirm)) is None:
                 print(f"{row.name}: no int8 file, so nothing to confirm", flush=True)
                 continue
-            account["confirmed"] = figures
-            write_record(path, record)
+            keep(path, record, "rows", row.name, account | {"confirmed": figures})
     text = markdown(record, finished)
     print(text)
     if options.record:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.engine.store import write_atomic
+from pipelines.engine.store import lock, write_atomic
 
 
 def plain(reference: str) -> str:
@@ -40,6 +40,16 @@ def write_record(path: Path, content: Mapping[str, Any]) -> None:
     write_atomic(path, (json.dumps(content, indent=1) + "\n").encode())
 
 
+def keep(path: Path, content: dict[str, Any], part: str, name: str, row: Mapping[str, Any]) -> None:
+    """Add a row to a part of the record `content`, and write that to `path`; the rows that other commands have written there
+    meanwhile are taken over into `content`."""
+    with lock(path.with_suffix(".lock"), lambda pid: None):
+        if path.is_file():
+            content[part] |= json.loads(path.read_text())[part]
+        content[part][name] = row
+        write_record(path, content)
+
+
 class Record:
     """What the runs so far came to, by name, in a file that outlives the store; `facts` are what they have in common.
 
@@ -54,6 +64,5 @@ class Record:
     def figures(self, name: str, made: Callable[[], dict | None]) -> dict | None:
         """A run's figures: as they stand here, or as they are `made` now and kept."""
         if name not in self.runs and (figures := made()):
-            self.runs[name] = figures
-            write_record(self.path, {"facts": self.facts, "runs": self.runs})
+            keep(self.path, {"facts": self.facts, "runs": self.runs}, "runs", name, figures)
         return self.runs.get(name)

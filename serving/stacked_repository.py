@@ -8,6 +8,8 @@ set of tasks is another version.
 from __future__ import annotations
 
 import contextlib
+import filecmp
+import itertools
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -21,12 +23,13 @@ from compressor.errors import UserError
 from export.runtimes.runtime import Runtime
 from export.runtimes.runtime_registry import RUNTIMES
 from export.standalone.folder import SUMMARY
+from serving.backends.door import VERSION_FILE
 from serving.deployment.target import Target
 from serving.layout.knobs import DEFAULT_KNOBS, INTERFACES, Knobs
 from serving.layout.model_limits import limits_of
 from serving.layout.text_outputs import ANY_KIND
 from serving.layout.version_file import VersionFacts
-from serving.repository import CONFIG_FILE, ServedModel, models_of, read_config, version_folders, write_config, write_version
+from serving.repository import CONFIG_FILE, ServedModel, models_of, read_config, version_folders, write_version
 
 MOST_TOKENS = 512
 """Tokens at which texts are cut where the model itself would take more."""
@@ -56,29 +59,46 @@ def write_many_tasks(
     options = {"facts": facts, "tokenizer_folder": stacked, "interfaces": interfaces, "knobs": knobs or DEFAULT_KNOBS}
     models = models_of(name, path, runtime=runtime, **options)
     homes = {model: Path(folder, model) for model in models}
-    with Target.at(str(folder)).locked():  # another writer would take the same number
-        numbers = _numbers(homes, models)
-        models |= {model: _as_before(homes[model], models[model], knobs) for model in models if numbers[model] > 1}
+    target = Target.at(str(folder))
+    with target.locked():  # another writer would take the same number
+        _finish(homes)
+        number = _next_number(homes, models)
+        if number > 1:
+            models = {model: _as_before(homes[model], content, knobs) for model, content in models.items()}
         with contextlib.ExitStack() as undo:
             for model, home in homes.items():
                 # complete before a server can see it: hidden folders are no versions
-                staged = home / f".{numbers[model]}"
+                staged = home / f".{number}"
                 undo.callback(_discard, staged, models[model])
                 _discard(staged, models[model])  # of one that was killed
                 write_version(staged, path, runtime, facts, stacked)
             for model, content in models.items():
-                _write_beside(homes[model], content)
+                # before there is a first version: without a config it could not be served
+                config = text_format.MessageToString(content.config).encode()
+                target.set_beside(model, {**content.files, CONFIG_FILE: config})
             undo.pop_all()
-        return [_complete(homes[model], numbers[model]) for model in models]
+        return [_complete(home, str(number)) for home in homes.values()]
 
 
-def _numbers(homes: Mapping[str, Path], models: Mapping[str, ServedModel]) -> dict[str, int]:
-    """The number of each model's next version. Raises UserError E779 where the repository has one of the models alone."""
+def _finish(homes: Mapping[str, Path]) -> None:
+    """Complete the version of the one model where who wrote it was killed after that of the other: what was written under the
+    hidden name is whole where it has the facts, its last file, of that version."""
+    for home, other in itertools.permutations(homes.values(), 2):
+        for published in other.glob("[1-9]*"):
+            number, facts = published.name, published / VERSION_FILE
+            staged = home / f".{number}" / VERSION_FILE
+            written = staged.is_file() and facts.is_file() and not (home / number).exists()
+            if written and filecmp.cmp(staged, facts, shallow=False):
+                _complete(home, number)
+
+
+def _next_number(homes: Mapping[str, Path], models: Mapping[str, ServedModel]) -> int:
+    """The number of the next version of all models. Raises UserError E779 where the repository has one of them alone."""
     there = [model for model, home in homes.items() if _is_there(home, models[model])]
     if there and len(there) < len(models):
         what = f"the repository has '{there[0]}' alone, of {' and '.join(models)}"
         raise UserError("E779", what, "Give the interfaces that it has, or another name", str(homes[there[0]].parent))
-    return {model: 1 + int(version_folders(home)[-1].name) if there else 1 for model, home in homes.items()}
+    return max(1 + int(version_folders(home)[-1].name) if there else 1 for home in homes.values())
 
 
 def _is_there(home: Path, content: ServedModel) -> bool:
@@ -94,17 +114,9 @@ def _discard(staged: Path, content: ServedModel) -> None:
         shutil.rmtree(staged.parent, ignore_errors=True)
 
 
-def _write_beside(home: Path, content: ServedModel) -> None:
-    """Write what stands beside a model's versions, before there is a first one: without a config it could not be served."""
-    for relative, data in content.files.items():
-        (home / relative).parent.mkdir(exist_ok=True)
-        (home / relative).write_bytes(data)
-    write_config(content.config, home)
-
-
-def _complete(home: Path, number: int) -> Path:
+def _complete(home: Path, number: str) -> Path:
     """Make a version that was written under its hidden name one of the model; returns its folder."""
-    return (home / f".{number}").rename(home / str(number))
+    return (home / f".{number}").rename(home / number)
 
 
 def read_summary(stacked: Path) -> dict[str, Any]:
@@ -150,7 +162,9 @@ def require_runtime(folder: Path, name: str, runtime: Runtime) -> None:
     """Raises UserError E779 where another runtime computes the versions that the repository `folder` has of `name`: for who is
     about to make the model file, which takes long."""
     home = Path(folder, name)
-    if (home / CONFIG_FILE).is_file() and version_folders(home) and read_config(home).backend != runtime.backend:
+    # what a killed command left of a first version has a config, too
+    served = (home / CONFIG_FILE).is_file() and any(home.glob("[1-9]*"))
+    if served and read_config(home).backend != runtime.backend:
         raise _another_config("runtime", home)
 
 

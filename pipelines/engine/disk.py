@@ -32,7 +32,8 @@ NOTHING_LEFT = 2**16
 
 
 def disk_fault(error: BaseException, folder: Path | None = None) -> UserError | None:
-    """E804 for an error caused by a full disk, E801 for one by a missing permission, None for any other.
+    """E804 for an error caused by a full disk, E801 for one by a missing permission or by the removal of a folder below
+    `folder`, None for any other.
 
     `folder` is where files were written, reported if the error names no file. The cause and the context of an exception are
     examined, too: libraries and our own errors may wrap it.
@@ -47,7 +48,9 @@ def disk_fault(error: BaseException, folder: Path | None = None) -> UserError | 
         return None
     if isinstance(error, OSError) and error.errno in DENIED:
         what = f"cannot be written ({os.strerror(error.errno)})"
-        return UserError("E801", what, "Change its permissions, or choose another folder with --out", _place(error, folder))
+        return UserError("E801", what, "Change its permissions, or choose another folder", _place(error, folder))
+    if isinstance(error, FileNotFoundError) and folder is not None and (removed := _removed(error, folder)):
+        return UserError("E801", "was removed while it was used", "Run the same command again", shortened(str(removed)))
     return None
 
 
@@ -104,8 +107,18 @@ def _full(error: BaseException) -> int | None:
     return next((number for number, words in WORDS.items() if re.search(words, str(error))), None)
 
 
+def _removed(error: FileNotFoundError, folder: Path) -> Path | None:
+    """The folder that was removed from under the file that an error names: `folder`, that of a run, its store, or one of their
+    own. What is missing below these is another fault."""
+    if not isinstance(error.filename, str | bytes):
+        return None
+    places = [place for place in reversed(Path(os.fsdecode(error.filename)).parents) if place.is_relative_to(folder)]
+    return next((place for place in places[:3] if not place.exists()), None)
+
+
 def _place(error: BaseException, folder: Path | None) -> str:
-    named = getattr(error, "filename", None)
+    """The file that was written; of a copy the second that the error names, after its source."""
+    named = getattr(error, "filename2", None) or getattr(error, "filename", None)
     return shortened(os.fsdecode(named) if isinstance(named, str | bytes) else str(folder or ""))
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from compressor.digests import sha256_of
 from compressor.errors import UserError
+from compressor.locking import open_lock
 from compressor.run_store import MANIFEST
 from pipelines.engine.stage import Artifact
 
@@ -58,11 +59,13 @@ def lock(path: Path, on_wait: Callable[[str], None] | None = None) -> Iterator[N
     """
     handle = _opened(path, lambda handle: _acquire(handle, on_wait))
     try:
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, str(os.getpid()).encode(), 0)
+        if fcntl.fcntl(handle, fcntl.F_GETFL) & os.O_RDWR:  # another user's may be open to reading alone
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, str(os.getpid()).encode(), 0)
         yield
     finally:
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(PermissionError):  # a file that nobody locks is no obstacle
+            path.unlink(missing_ok=True)
         os.close(handle)
 
 
@@ -73,7 +76,7 @@ def shared_lock(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(BlockingIOError, PermissionError):
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink(missing_ok=True)
         os.close(handle)
@@ -82,7 +85,7 @@ def shared_lock(path: Path) -> Iterator[None]:
 def _opened(path: Path, acquire: Callable[[int], None]) -> int:
     """A handle of the file at `path`, made if it is missing, once `acquire` has locked it and it still is the one at `path`."""
     while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        handle = open_lock(path)
         try:
             acquire(handle)
         except BaseException:
@@ -192,7 +195,8 @@ class Store:
         name = self.folder(stage, fingerprint).name
         with lock(self.root / f".lock-{name}", on_wait):
             work = self.root / f".work-{name}"
-            shutil.rmtree(work, ignore_errors=True)
+            with contextlib.suppress(FileNotFoundError):  # another error is told: another user's killed run may have left it
+                shutil.rmtree(work)
             work.mkdir()
             try:
                 yield work
@@ -250,15 +254,15 @@ class Store:
 
     def sweep(self) -> None:
         """Remove remains of killed processes, and trainings whose last checkpoint is a week old; what a running process uses
-        stays."""
+        stays, and what another user alone may remove."""
         old = [path for path in self.root.glob(".unfinished-*") if _age(path) > KEEP_UNFINISHED]
         for folder in [*self.root.glob(".work-*"), *self.root.glob(".old-*"), *self.root.glob(".lock-*"), *old]:
             name = folder.name.split("-", 1)[1]
-            with contextlib.suppress(Locked, FileNotFoundError), lock(self.root / f".lock-{name}"):
+            with contextlib.suppress(Locked, FileNotFoundError, PermissionError), lock(self.root / f".lock-{name}"):
                 if not folder.name.startswith(".lock-"):
                     shutil.rmtree(folder)
         for used in self.root.glob(".used-*"):
-            with contextlib.suppress(Locked), lock(used):
+            with contextlib.suppress(Locked, PermissionError), lock(used):
                 pass  # nobody holds it any more: `lock` removes it
 
 

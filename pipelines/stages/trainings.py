@@ -38,11 +38,15 @@ from compressor.training.processes import helping, launched
 from compressor.training.schedule import Schedule
 from compressor.training.trainer import train
 from compressor.training.training_rows import TrainingRows
+from compressor.training.unfinished import CHANGING, is_complete, newest, seal
 from pipelines.engine.stage import Inputs, Progress, Workspace
 from pipelines.stages.generated_texts import main_score, with_texts
 from pipelines.stages.loading import load_model, publish_model, quality_of, recorded, score_tests
 from pipelines.stages.training_config import BUDGETS, TrainingConfig
 from pipelines.stages.training_verdicts import verdicts
+
+DELTA = "delta.safetensors"
+"""In the folder of a smaller budget of an unfinished training."""
 
 
 def train_and_save(
@@ -65,9 +69,13 @@ def train_and_save(
     growth = getattr(model, "growth", None)
 
     def keep(places: int) -> None:
-        kept.mkdir(parents=True, exist_ok=True)
-        write_delta(model, kept / f"{places}.safetensors", inputs, data)
+        folder = kept / str(places)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_delta(model, folder / DELTA, inputs, data)
+        seal(folder)
 
+    if not helping():
+        start_anew_without(kept, stops, workspace.unfinished)
     options = {"row": row, "logits": logits, "teacher": teacher, "on_stop": keep}
     trained = train_model(model, config, inputs, data, workspace, workspace.unfinished, **options)
     if helping():
@@ -201,13 +209,24 @@ def write_delta(model: nn.Module, path: Path, inputs: Inputs, data: Data) -> Non
     write(model, path, **recorded(inputs, data))
 
 
+def start_anew_without(kept: Path, stops: list[int], work: Path) -> None:
+    """Remove the checkpoints of an unfinished training whose delta of a smaller budget is gone or damaged in `kept`: it is
+    written before Ω grows beyond that, and not again."""
+    checkpoint = newest(work) if stops else None
+    if checkpoint is None:
+        return
+    chosen = load_file(checkpoint / CHANGING)["growth.count"]
+    if not all(is_complete(kept / str(places)) for places in stops if places < chosen):
+        shutil.rmtree(work)
+
+
 def publish_budgets(stops: list[int], kept: Path, inputs: Inputs, data: Data, workspace: Workspace) -> list[dict[str, Any]]:
     """Copy the deltas of the smaller budgets into the artifact and measure each (ID3: one run, budget against quality)."""
     (workspace.folder / BUDGETS).mkdir()
     rows = []
     for places in sorted(stops):
         file = f"{BUDGETS}/{places}.safetensors"
-        shutil.copyfile(kept / f"{places}.safetensors", workspace.folder / file)
+        shutil.copyfile(kept / str(places) / DELTA, workspace.folder / file)
         model = load(base=inputs.base.folder, delta=workspace.folder / file)
         quality = quality_of(model, data.validation, inputs, data, workspace, f"validating {places:,} places")
         rows.append({"places": places, "file": file, "quality": quality})

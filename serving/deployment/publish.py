@@ -131,12 +131,12 @@ def _recover(models: Sequence[str], target: Target, control: Control | None, opt
 
 
 def _planned(source: Source, target: Target, control: Control | None) -> Published:
-    """The version that this one becomes: the latest where it is this very one, else the next. There is nothing to try where no
-    server is asked, or one has proven it already."""
+    """The version that this one becomes: the latest where it is this very one, and whole, else the next. There is nothing to
+    try where no server is asked, or one has proven it already."""
     versions = target.versions(source.name)
     latest = max(versions, default=None)
     record = {} if latest is None else target.record(source.name, latest)
-    if record.get("sha256") != source.sha256:
+    if record.get("sha256") != source.sha256 or not target.holds(source.name, latest, source.version):
         return Published(source.name, (latest or 0) + 1, latest, fresh=True)
     is_tried = control is not None and not record.get("proven")
     return Published(source.name, latest, max(versions[:-1], default=None) if is_tried else latest, fresh=False)
@@ -172,7 +172,7 @@ def _return(model: str, version: int, before: int | None, target: Target, contro
             unload(model, control)
         return
     target.restore(model, before)
-    target.remove(target.path(model, version))
+    target.remove_version(model, version)
     if control is not None:
         _load_again(model, before, control)
 
@@ -198,7 +198,7 @@ def _told(published: Published, *, loaded: bool) -> str:
 def _prune(model: str, target: Target, options: Options) -> None:
     """Remove versions older than the last `keep`."""
     for version in target.versions(model)[: -options.keep]:
-        target.remove(target.path(model, version))
+        target.remove_version(model, version)
         options.say(f"{model}: version {version} is removed, {options.keep} are kept")
 
 
@@ -206,7 +206,8 @@ def roll_back(models: Sequence[str], target: Target, control: Control | None, op
     """Remove the latest version of each model and serve the one before it; or only take back what an interrupted deployment
     left, or finish an interrupted rollback. Where one model fails, all keep their latest version.
 
-    Raises UserError E759 where there is no earlier version, CheckError E758 where it does not load, UserError E712, E755, E756.
+    Raises UserError E759 where there is no earlier version, E757 where what stood beside it is not kept whole, CheckError E758
+    where it does not load, UserError E712, E755, E756.
     """
     with target.locked():
         if taken := _recover(models, target, control, options):
@@ -217,7 +218,10 @@ def roll_back(models: Sequence[str], target: Target, control: Control | None, op
             if len(versions) < 2:
                 what = f"'{model}' has no earlier version to return to"
                 raise UserError("E759", what, "Deploy the run that you want instead", target.root)
+            target.require_kept(model, versions[-2])
             plans.append(Published(model, versions[-2], versions[-1], fresh=False))
+        for plan in plans:  # it serves again if the other does not load
+            target.keep_beside(plan.model, plan.before)
         aside: list[str] = []
         try:
             for plan in plans:  # where this is killed, the next deployment goes on with it

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import filecmp
 import glob
 import json
+import os
 import re
 import secrets
 import shutil
@@ -19,7 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from google.protobuf import text_format
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
 from compressor.errors import UserError
+from compressor.locking import open_lock
+from serving.layout.warmup import FOLDER as WARMUP
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -45,14 +52,19 @@ class Target:
     def at(cls, location: str, *, create: bool = True) -> Target:
         """From a folder or a URL, which is created if it is missing and `create`.
 
-        Raises UserError E757 (its package or the folder is missing, or it cannot be reached).
+        Raises UserError E757 (its package or the folder is missing, or it cannot be reached; or a URL has `::`, which fsspec
+        takes for a chain of storages, and for another place).
         """
         import fsspec
+        from fsspec.implementations.local import LocalFileSystem
 
         if not location.strip():  # fsspec takes it for the current folder
             raise UserError("E757", "no repository is named", "Give its folder or URL")
+        is_url = "://" in location
+        if is_url and "::" in location:
+            raise UserError("E757", "'::' in the URL of a repository", "Give its own URL, in a place without '::'", location)
         try:
-            files, root = fsspec.core.url_to_fs(location)
+            files, root = fsspec.core.url_to_fs(location) if is_url else (LocalFileSystem(), str(Path(location).absolute()))
             if create:
                 files.makedirs(root, exist_ok=True)
             elif not files.isdir(root):
@@ -117,15 +129,50 @@ class Target:
         record = self.record(model, version) | facts
         self._replace(self.path(model, version, RECORD), json.dumps(record, indent=1).encode())
 
+    def holds(self, model: str, version: int, source: Path) -> bool:
+        """Whether a version has the files of the version folder `source`: their contents, in an object store their sizes."""
+        files, place = version_files(source), self.path(model, version)
+        if self.local:
+            there = {name: Path(place, name) for name in files}
+            return all(path.is_file() and filecmp.cmp(path, files[name], shallow=False) for name, path in there.items())
+        self.files.invalidate_cache()
+        found = {path.partition(f"{place}/")[2]: facts["size"] for path, facts in self.files.find(place, detail=True).items()}
+        return all(found.get(name) == path.stat().st_size for name, path in files.items())
+
+    def require_kept(self, model: str, version: int) -> None:
+        """Raises UserError E757 where a version cannot come back as it was. Where this program published neither it nor the
+        newest one, what stands beside them was never replaced."""
+        newest = self.versions(model)[-1]
+        if not any(self.files.exists(path) for path in (self.path(model, newest, RECORD), self.path(model, version, BESIDE))):
+            return
+        if lacking := self._lacking(model, version):
+            what = f"version {version} of '{model}' cannot come back as it was: {lacking} is missing, or cannot be read"
+            fix = "Put the file back; or delete that version's folder, and deploy the run that you want"
+            raise UserError("E757", what, fix, self.path(model, version))
+
+    def _lacking(self, model: str, version: int) -> str:
+        """What BESIDE of a version lacks of its config and the files that this names; '' where it is whole."""
+        place, found = self.path(model, version, BESIDE, CONFIG), f"{BESIDE}/{CONFIG}"
+        try:
+            content = self.files.cat_file(place)
+            config = text_format.Parse(content, ModelConfig())
+        except (FileNotFoundError, UnicodeDecodeError, text_format.ParseError):
+            return found
+        missing = (name for name in _named_in(config) if not self.files.exists(self.path(model, version, BESIDE, name)))
+        return next((f"{BESIDE}/{name}" for name in missing), "" if content else found)
+
     def restore(self, model: str, version: int) -> None:
-        """Put back what stood beside the versions when this one was published."""
+        """Put back what stood beside the versions when this one was published. Raises UserError E757 where that is not whole,
+        and changes nothing then: files of the one would stand beside those of another."""
+        self.require_kept(model, version)
         found = self.files.find(self.path(model, version, BESIDE))
         names = {path: path.rpartition(f"/{model}/{version}/{BESIDE}/")[2] for path in found}
         self.set_beside(model, {name: self.files.cat_file(path) for path, name in names.items()})
 
     def keep_beside(self, model: str, version: int) -> None:
-        """Keep in BESIDE of a version what stands beside it, where it was published by another program, which keeps nothing."""
-        if self.files.exists(self.path(model, version, BESIDE, CONFIG)):
+        """Keep in BESIDE of the newest version what stands beside it, where that is not kept whole: another program, which
+        keeps nothing, has published it, or a file was lost."""
+        if not self._lacking(model, version):
             return
         home = f"{self.path(model)}/"
         names = (path.partition(home)[2] for path in self.files.find(home))
@@ -182,6 +229,15 @@ class Target:
     def bring_back(self, model: str, version: int) -> None:
         self._move(self.path(model, f"{ASIDE}{version}"), self.path(model, version))
 
+    def remove_version(self, model: str, version: int) -> None:
+        """Remove a version's folder; where the storage can rename, what a kill leaves of it is no version."""
+        place = self.path(model, version)
+        if self.local:
+            staged = self._staged(model)
+            self._move(place, staged)
+            place = staged
+        self.remove(place)
+
     def remove_aside(self, model: str, version: int) -> None:
         """Remove a version that was moved aside, for good."""
         self.remove(self.path(model, f"{ASIDE}{version}"))
@@ -229,7 +285,7 @@ class Target:
         if not self.local:
             yield
             return
-        with Path(self.path(LOCK)).open("w") as lock:
+        with os.fdopen(open_lock(Path(self.path(LOCK)))) as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -246,6 +302,13 @@ class Target:
                 _remove_empty(path.parent)
         for path in root.rglob(f".*{NEW}"):
             path.unlink(missing_ok=True)
+
+
+def _named_in(config: ModelConfig) -> list[str]:
+    """The files that a config names, by their paths in the model's folder."""
+    labels = [output.label_filename for output in config.output if output.label_filename]
+    inputs = [value.input_data_file for sample in config.model_warmup for value in sample.inputs.values()]
+    return [*labels, *(f"{WARMUP}/{name}" for name in inputs if name)]
 
 
 def is_beside(name: str) -> bool:

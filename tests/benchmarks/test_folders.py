@@ -2,18 +2,22 @@
 
 import importlib
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from benchmarks import e2e, first_run, many_tasks, table_error
-from benchmarks.record import write_record
+from benchmarks.record import Record, write_record
 from compressor.processor import processor
+from pipelines.engine.attempt import CHECKS_FAILED, DONE, FAILED, write_attempt
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
 from tests.tiny import write_pipeline
 
 FIGURES = {"kind": "lora", "memory": {"single": 1, "many": 2}, "deltas": 1, "changes": 1, "times": {}, "difference": 0.0}
 ROW = ["--only", "quickstart-s0-t2"]
+ENDS = [(2, DONE), (-9, FAILED), (3, CHECKS_FAILED)]
+"""(exit code, status in run.json) of one call after the other: the last one is finished."""
 
 
 def test_table_error(tmp_path, monkeypatch):
@@ -65,6 +69,40 @@ def test_first_run(tmp_path, monkeypatch):
     assert first_run.main(["--out", str(tmp_path / "out"), "--record", str(record), *ROW]) == 0
     assert "1 of 1 rows are green" in (record / "first_run.md").read_text()
     assert list(json.loads((record / "first_run.json").read_text())["rows"]) == ROW[1:]
+
+
+def test_a_first_run_that_was_stopped_is_run_again_and_has_no_figures_of_an_earlier_one(tmp_path, monkeypatch):
+    """A full disk (2) and a signal (-9) tell nothing of the recipe. Of a check that fails (3) the report may be there."""
+    folder, started = tmp_path / ROW[1], []
+    folder.mkdir()
+    variants = [{"name": name, "quality": {"accuracy": 0.8}} for name in ("dense", "int8")]
+    report = {"metric": {"key": "accuracy"}, "baseline": "dense", "deployed": "int8", "variants": variants}
+    (folder / "report.json").write_text(json.dumps(report | {"parity": [], "notes": []}))
+
+    def run(command, **_):
+        ended, status = ENDS[len(started)]
+        started.append(command)
+        write_attempt(folder, {"status": status, "started": 0.0, "seconds": 1.0})
+        return SimpleNamespace(returncode=ended)
+
+    monkeypatch.setattr(first_run.subprocess, "run", run)
+    for number, (ended, status) in enumerate(ENDS, start=1):
+        code = first_run.main(["--out", str(tmp_path), *ROW])
+        account = json.loads((tmp_path / "first_run.json").read_text())["rows"][ROW[1]]
+        assert (code, account["ended"], len(started)) == (3, ended, number)
+        assert ("dense" in account) == (status == CHECKS_FAILED)
+    assert first_run.main(["--out", str(tmp_path), *ROW]) == 3 and len(started) == len(ENDS)
+
+
+def test_two_commands_on_one_record_keep_the_rows_of_both(tmp_path):
+    """As of two terminals: `quality.py --arms labels` beside `--arms texts`."""
+    path = tmp_path / "record.json"
+    one, other = Record(path, {"cpu": "x"}), Record(path, {"cpu": "x"})
+    for record, name in ((one, "labels-0"), (other, "texts-0"), (one, "labels-1")):
+        assert record.figures(name, lambda name=name: {"of": name}) == {"of": name}
+    assert list(json.loads(path.read_text())["runs"]) == ["labels-0", "texts-0", "labels-1"]
+    assert one.figures("texts-0", lambda: None) == {"of": "texts-0"}
+    assert [file.name for file in tmp_path.iterdir()] == ["record.json"]
 
 
 @pytest.mark.slow

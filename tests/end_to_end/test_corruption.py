@@ -15,12 +15,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 
 from compressor.errors import CompressError
 from compressor.run_store import LOCK_FILE, MANIFEST
+from compressor.tensor_file import write_tensors
+from compressor.training.unfinished import CHANGING, seal
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
+from pipelines.stages.trainings import start_anew_without
 from tests.pipelines import toys
 from tests.tiny import STAGES, write_pipeline
 
@@ -278,17 +282,22 @@ def test_what_was_measured_before(finished):
     assert not bad, told(bad)
 
 
+GROWING = {"method": "selective", "strategy": "increment", "budget": 60, "checkpoints": [10, 20], "steps": 6, "batch_size": 8}
+"""Has left both smaller budgets behind at its third checkpoint."""
+
+
 @pytest.mark.slow
-def test_an_unfinished_training(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("stages", "holds"), [(STAGES[:2], "checkpoint-"), ([{"tune": GROWING}], "budgets/20/")])
+def test_an_unfinished_training(tmp_path, monkeypatch, stages, holds):
     """Goes on from what is whole, and comes to the same bytes."""
-    path, out = write_pipeline(tmp_path, stages=STAGES[:2]), tmp_path / "runs"
+    path, out = write_pipeline(tmp_path, stages=stages), tmp_path / "runs"
     run_pipeline(load_pipeline(path), out, console=Console(quiet=True))
     whole, tuned = Snapshot(out), next((out / ".store").glob("tune-*"))
     shutil.rmtree(tuned)
     _cut_off(path, out, monkeypatch)
     cut, draw, bad = Snapshot(out), random.Random(0), {}
     left = {name: content for name, content in cut.files.items() if name.startswith(".store/.unfinished")}
-    assert any("checkpoint-" in name for name in left)
+    assert any(holds in name for name in left)
     made = {name: content for name, content in whole.files.items() if name.startswith(f".store/{tuned.name}")}
     for damage in list(damages(left, 30, draw)):
         inflict(damage, cut, draw)
@@ -302,11 +311,27 @@ def test_an_unfinished_training(tmp_path, monkeypatch):
     assert not bad, told(bad)
 
 
+@pytest.mark.parametrize(("lost", "stays"), [(10, False), (20, True)])
+def test_a_training_without_a_smaller_budget_that_it_has_left_behind_starts_anew(tmp_path, lost, stays):
+    """That of the size that it has is written again."""
+    work, checkpoint = tmp_path / "work", tmp_path / "work" / "checkpoint-2"
+    checkpoint.mkdir(parents=True)
+    write_tensors({"growth.count": torch.tensor(20)}, checkpoint / CHANGING)
+    for folder in (checkpoint, *(work / "budgets" / str(places) for places in (10, 20))):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "delta.safetensors").write_bytes(b"a delta")
+        seal(folder)
+    start_anew_without(work / "budgets", [10, 20, 40], work)
+    assert checkpoint.is_dir()
+    (work / "budgets" / str(lost) / "delta.safetensors").write_bytes(b"")
+    start_anew_without(work / "budgets", [10, 20, 40], work)
+    assert work.is_dir() == stays
+
+
 def _cut_off(path: Path, out: Path, monkeypatch) -> None:
     """Run until the training has left three checkpoints, and stop there as Ctrl-C does."""
     import compressor.training.callbacks
     import compressor.training.trainer
-    from compressor.training.unfinished import seal
 
     sealed = []
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -14,6 +15,7 @@ from pipelines.engine.disk import disk_fault
 from pipelines.engine.runner import run_pipeline
 from pipelines.engine.store import replace_files
 from pipelines.file.config import load_pipeline
+from tests.pipelines import toys
 from tests.pipelines.toys import tree
 from tests.tiny import STAGES, write_pipeline
 
@@ -47,6 +49,20 @@ def caused(error: Exception, cause: Exception) -> Exception:
 def test_what_is_a_full_disk(error, code):
     fault = disk_fault(error, Path("runs"))
     assert (fault and fault.code) == code
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "from/file", None, "to/file"), "E804 to/file: the disk is full"),
+        (OSError(errno.ENOSPC, "No space left on device", "to/file"), "E804 to/file: the disk is full"),
+        (OSError(errno.EROFS, "Read-only file system", "to/file"), "E801 to/file: cannot be written"),
+    ],
+)
+def test_the_file_that_is_named_is_the_one_that_was_written(error, told):
+    """A copy that fails names its source first. What to do is true of every command: not all have --out."""
+    fault = str(disk_fault(error, Path("runs")))
+    assert fault.startswith(told) and "--out" not in fault
 
 
 @pytest.mark.parametrize(("mode", "code"), [("full", "E804"), ("gone", None)])
@@ -174,6 +190,28 @@ def test_a_folder_that_may_not_be_written_any_more(project, out, compress):
     finally:
         (out / ".store").chmod(0o700)
     assert code == 2 and error.startswith("E801") and len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize("removed", ["", "toy", ".store", ".store/.work-tune-*"])
+def test_a_folder_that_is_removed_while_a_run_uses_it(project, out, monkeypatch, removed):
+    def remove(trouble):
+        trouble.unlink()
+        for folder in [*out.glob(removed)] if removed else [out]:
+            shutil.rmtree(folder)
+
+    monkeypatch.setitem(toys.TROUBLES, "remove", remove)
+    out.mkdir()
+    (out / "trouble-tune").write_text("remove")
+    with pytest.raises(UserError, match=rf"E801 {out}.*: was removed while it was used\. Run the same command again"):
+        run_pipeline(load_pipeline(project), out)
+    assert run_pipeline(load_pipeline(project), out).report
+
+
+def test_a_missing_folder_of_a_stage_is_no_removed_one(tmp_path):
+    """Nobody made it: that is a bug."""
+    (tmp_path / ".store" / ".work-tune-0").mkdir(parents=True)
+    place = tmp_path / ".store" / ".work-tune-0" / "deep" / "file"
+    assert disk_fault(FileNotFoundError(errno.ENOENT, "No such file", str(place)), tmp_path) is None
 
 
 def test_native_libraries_that_say_nothing(project, out, monkeypatch):

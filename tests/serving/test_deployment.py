@@ -112,6 +112,25 @@ def test_the_same_version_is_not_published_twice(make_run, target, control):
     assert (again.version, again.fresh, target.versions(NAME)) == (1, False, [1])
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda version: (version / "model.onnx").write_bytes(b""),
+        lambda version: (version / "tokenizer" / "tokenizer.json").unlink(),
+        lambda version: (version / "serving.json").write_text((version / "serving.json").read_text().replace("good", "best")),
+    ],
+    ids=["emptied", "deleted", "changed"],
+)
+def test_a_damaged_version_is_not_taken_for_published(make_run, tmp_path, damage):
+    """As after a loss of power: the same run becomes the next version."""
+    run, target = make_run(0), Target.at(str(tmp_path / "target"))
+    deploy(run, target, None, Options("first"))
+    damage(tmp_path / "target" / NAME / "1")
+    (again,) = deploy(run, target, None, Options("again"))
+    assert (again.version, again.before, again.fresh) == (2, 1, True) and target.holds(NAME, 2, run / NAME / "1")
+    assert not deploy(run, target, None, Options("again"))[0].fresh
+
+
 def test_a_run_is_recorded_by_the_name_of_its_folder_wherever_one_is(make_run, tmp_path, monkeypatch):
     (tmp_path / "link").symlink_to(make_run(0))
     monkeypatch.chdir(tmp_path / "link")
@@ -155,6 +174,25 @@ def test_old_versions_are_removed(make_run, target):
     for seed in range(4):
         deploy(make_run(seed), target, None, Options(str(seed), keep=2))
     assert target.versions(NAME) == [3, 4]
+
+
+def test_what_a_kill_leaves_of_an_old_version_is_no_version(make_run, tmp_path, monkeypatch):
+    """A later rollback would come to it."""
+    target = Target.at(str(tmp_path / "target"))
+    runs = [make_run(seed) for seed in range(3)]
+    for seed in (0, 1):
+        deploy(runs[seed], target, None, Options(str(seed)))
+
+    def killed(self, path):
+        shutil.rmtree(f"{path}/published")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Target, "remove", killed)
+        deploy(runs[2], target, None, Options("2", keep=2))
+    assert target.versions(NAME) == [2, 3]
+    deploy(runs[2], target, None, Options("2", keep=2))
+    assert not list((tmp_path / "target" / NAME).glob(f"{STAGED}*"))
 
 
 def test_a_limit_on_latency(make_run, target, control):
@@ -297,6 +335,24 @@ def test_models_return_together_or_not_at_all(two_models, ending, tmp_path, last
     roll_back([NAME, f"{NAME}-text"], target, None, Options(""))
     assert [target.versions(model) for model in target.models()] == [[1], [1]]
     assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("target")) == ["target"]
+
+
+@pytest.mark.parametrize("lost", ["config.pbtxt", "labels.txt", "warmup/short_input_ids", ""])
+def test_a_version_whose_labels_or_config_are_lost_is_not_returned_to(two_models, tmp_path, lost):
+    """It would serve with those of the version that goes. Of several models none returns."""
+    target, folder = Target.at(str(tmp_path / "target")), tmp_path / "target"
+    for seed in (0, 1):
+        deploy(two_models(seed), target, None, Options(str(seed)))
+    place = folder / NAME / "1" / "published" / lost
+    place.unlink() if lost else shutil.rmtree(place)
+    before = contents(folder)
+    with pytest.raises(UserError, match=rf"E757 .*/{NAME}/1: version 1 of '{NAME}' cannot come back .*published/{lost}"):
+        roll_back([f"{NAME}-text", NAME], target, None, Options(""))
+    assert contents(folder) == before
+    shutil.rmtree(folder / NAME / "2" / "published")  # of the newest version it stands beside: kept before another comes
+    deploy(two_models(2), target, None, Options("2"))
+    roll_back([NAME], target, None, Options(""))
+    assert target.versions(NAME) == [1, 2] and (folder / NAME / "labels.txt").read_text() == "bad\nfair\ngood 1\n"
 
 
 KILLED = """
@@ -504,7 +560,7 @@ def test_storage_that_is_no_folder(make_run):
     assert target.files.cat_file(target.path(NAME, "1", "model.onnx"))
 
 
-@pytest.mark.parametrize("location", ["nothing-of-the-kind://models", "", " "])
+@pytest.mark.parametrize("location", ["nothing-of-the-kind://models", "memory://models::memory", "", " "])
 def test_a_location_that_cannot_be_opened(location, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="E757"):

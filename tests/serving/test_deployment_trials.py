@@ -11,7 +11,8 @@ from compressor.errors import CheckError, UserError
 from serving.deployment.answers import Answer
 from serving.deployment.candidate import _require_latency
 from serving.deployment.publish import Options, deploy, roll_back, status
-from serving.deployment.target import Target, new_record
+from serving.deployment.target import LOCK, Target, new_record
+from tests.foreign import for_reading_alone
 
 CANDIDATE = f"{NAME}-candidate"
 
@@ -129,6 +130,15 @@ def test_a_candidate_that_a_killed_deployment_left_is_unfinished_and_removed(mak
     assert [state.finished for state in status(target, None)] == [False]
     deploy(run, target, server, Options("run"))
     assert target.models() == [NAME]
+
+
+def test_a_lock_file_of_another_user_is_no_obstacle(make_run, target, monkeypatch):
+    """It stays in a repository whose folder a group may write."""
+    Path(target.path(LOCK)).touch()
+    for_reading_alone(monkeypatch, Path(target.path(LOCK)))
+    deploy(make_run(0), target, None, Options("first"))
+    with target.locked(), pytest.raises(UserError, match="E756"):
+        roll_back([NAME], target, None, Options(""))
 
 
 class Timed:

@@ -119,10 +119,18 @@ def test_a_file_of_half_precision_may_round_as_that_does(facts, bound, tmp_path,
     assert least_concordance(version) == (0.99 if facts["precision"] in IN_HALF else 0.0)
 
 
-def test_a_repository_may_have_any_name(make_run, tmp_path):
-    target = Target.at(str(tmp_path / "models [old] *"))
-    deploy(make_run(0), target, None, Options("first"))
+@pytest.mark.parametrize("name", ["models [old] *", "models::new"])
+def test_a_repository_may_have_any_name(make_run, tmp_path, name):
+    """Whatever fsspec makes of it in a URL; also where it is deployed from."""
+    made = make_run(0).parent
+    before, run = {path.name for path in tmp_path.iterdir()}, made.rename(made.with_name(f"run of {name}")) / "repository"
+    target = Target.at(str(tmp_path / name))
+    deploy(run, target, None, Options("first"))
     assert [(state.model, state.version) for state in status(target, None)] == [(NAME, 1)]
+    assert {path.name for path in tmp_path.iterdir()} == before - {made.name} | {run.parent.name, name}
+    target.mark(NAME, 1, finished=False)
+    with pytest.raises(UserError, match="E756"):
+        deploy(tmp_path / name, Target.at(str(tmp_path / "another")), None, Options("second"))
 
 
 def test_a_version_of_another_program_comes_back_with_its_own_config(make_run, tmp_path):

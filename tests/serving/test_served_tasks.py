@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fsspec.implementations.local import LocalFileSystem
 from triton_parts import KNOBS, QuickServer
 
 from compressor.compression import compression_of
@@ -120,14 +121,55 @@ def test_a_version_that_could_not_be_written_whole_is_no_obstacle_to_the_next(st
     assert [path.name for path in tmp_path.rglob(".*")] == [LOCK]
 
 
+def full_at_the_config(monkeypatch, model):
+    """A full disk, which is met once the file of a model's config was opened, and so is empty."""
+    write = LocalFileSystem.pipe_file
+
+    def full(self, path, content, **options):
+        if Path(path).parent.name == model and "config.pbtxt" in path:
+            Path(path).write_bytes(b"")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(self, path, content, **options)
+
+    monkeypatch.setattr(LocalFileSystem, "pipe_file", full)
+
+
+def test_the_config_of_a_served_model_outlives_a_full_disk(stacked, tmp_path, monkeypatch):
+    write_many_tasks(tmp_path, "many", stacked, knobs=KNOBS)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    full_at_the_config(monkeypatch, "many")
+    with pytest.raises(OSError, match="No space left"):
+        write_many_tasks(tmp_path, "many", stacked, knobs=KNOBS)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_version_that_a_kill_left_to_one_model_alone_is_completed(stacked, tmp_path, before):
+    """Both were written under hidden names before the first was renamed. One that is not whole is none."""
+    for _ in range(before):
+        write_many_tasks(tmp_path, "many", stacked, knobs=KNOBS)
+    write_many_tasks(tmp_path, "many", stacked, knobs=KNOBS)
+    home, number = tmp_path / f"many{TEXT_SUFFIX}", str(before + 1)
+    staged = (home / number).rename(home / f".{number}")
+    assert [folder.name for folder in write_many_tasks(tmp_path, "many", stacked, knobs=KNOBS)] == [str(before + 2)] * 2
+    assert (home / number / "serving.json").is_file() and not staged.exists()
+    assert [path.name for path in tmp_path.rglob(".*")] == [LOCK]
+
+
+def test_a_version_that_was_never_whole_is_not_completed(stacked, tmp_path):
+    """And models whose numbers came apart have the same ones again."""
+    for _ in range(2):
+        write_many_tasks(tmp_path, "many", stacked, knobs=KNOBS)
+    home = tmp_path / f"many{TEXT_SUFFIX}"
+    staged = (home / "2").rename(home / ".2")
+    (staged / "serving.json").unlink()
+    assert [folder.name for folder in write_many_tasks(tmp_path, "many", stacked, knobs=KNOBS)] == ["3", "3"]
+    assert not (home / "2").exists()
+
+
 @pytest.mark.parametrize("model", ["many", f"many{TEXT_SUFFIX}"])
 def test_a_version_whose_config_could_not_be_written_is_no_obstacle_either(stacked, tmp_path, monkeypatch, model):
-    def full(config, home):
-        if home.name == model:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        write_config(config, home)
-
-    monkeypatch.setattr("serving.stacked_repository.write_config", full)
+    full_at_the_config(monkeypatch, model)
     with pytest.raises(OSError, match="No space left"):
         write_many_tasks(tmp_path, "many", stacked, knobs=KNOBS)
     assert [path.name for path in tmp_path.iterdir()] == [LOCK]
@@ -136,6 +178,7 @@ def test_a_version_whose_config_could_not_be_written_is_no_obstacle_either(stack
     left = tmp_path / model  # as one that was killed before its first version leaves it
     left.mkdir()
     shutil.copyfile(whole[0].parent / "config.pbtxt", left / "config.pbtxt")
+    require_runtime(tmp_path, "many", RUNTIMES["openvino"])  # no version of another one is there
     versions = write_many_tasks(tmp_path, "many", stacked, knobs=KNOBS)
     assert [folder.name for folder in versions] == ["1", "1"]
     assert read_config(tmp_path / model).name == model
