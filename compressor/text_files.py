@@ -46,6 +46,14 @@ def from_home(path: str | Path) -> Path:
     return Path(os.path.expanduser(path))
 
 
+def is_unicode(path: Path) -> bool:
+    """Whether a path is UTF-8: safetensors and tokenizers open no other, and YAML holds no other."""
+    try:
+        return bool(str(path).encode())
+    except UnicodeEncodeError:
+        return False
+
+
 def written_as_path(reference: object) -> bool:
     """Whether a reference, which might name something of a hub, begins as only paths do."""
     return isinstance(reference, str) and reference.startswith((".", "/", "~"))

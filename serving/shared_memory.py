@@ -14,27 +14,25 @@ from compressor.errors import UserError
 
 SHARED_MEMORY = Path("/dev/shm")
 PREFIX = "compress-triton-"
-MORE_MEMORY = (
-    "Mount more (Docker: --shm-size=256m; Kubernetes: an emptyDir of medium Memory at /dev/shm), or lower --max-body or the "
-    "models' instances"
-)
+MOUNT_MORE = "Mount more (Docker: --shm-size=256m; Kubernetes: an emptyDir of medium Memory at /dev/shm)"
+MORE_MEMORY = f"{MOUNT_MORE}, or lower --max-body or the models' instances"
 INSTANCE_BYTES = 2 << 20
 """A model process starts with 1 MiB of its own and grows with its requests."""
 MAX_BODY = 16 << 20
 """Bytes of the largest request, unless a server is started with another limit."""
 
 
-def check_space(instances: int, max_body: int) -> None:
+def check_space(instances: int, max_body: int, fix: str = MORE_MEMORY) -> None:
     """Raise UserError E739 where /dev/shm lacks space for so many model instances and one request of the largest size."""
     needed = instances * INSTANCE_BYTES + max_body
     try:
         status = os.statvfs(SHARED_MEMORY)
     except OSError as error:
-        raise UserError("E739", f"there is no {SHARED_MEMORY} ({error.strerror})", MORE_MEMORY) from error
+        raise UserError("E739", f"there is no {SHARED_MEMORY} ({error.strerror})", fix) from error
     free = status.f_bavail * status.f_frsize
     if free < needed:
         what = f"{SHARED_MEMORY} has {free / 2**20:.1f} MiB free, and these models need {needed / 2**20:.0f} MiB"
-        raise UserError("E739", what, MORE_MEMORY)
+        raise UserError("E739", what, fix)
 
 
 def claim(stage: Path) -> IO[str]:

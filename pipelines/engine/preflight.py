@@ -22,15 +22,17 @@ from compressor.tasks.features import encode
 from compressor.tasks.listing import listed
 from compressor.tasks.reading import check_data, skipped_lines
 from compressor.tasks.task_kind import kind_of
-from export.runtimes.runtime_registry import DEFAULT, EXTRAS
+from compressor.text_files import is_unicode
+from export.runtimes.runtime_registry import ALTERNATIVES, DEFAULT, EXTRAS
 from pipelines.engine.disk import require_writable
 from pipelines.engine.environment import accelerator, package_versions
 from pipelines.engine.stage import CUDA, BaseModelReference, Entry, Models, Stage
 from pipelines.file.config import Pipeline, with_place
 from pipelines.file.yaml_source import KeyPath, dotted
 from serving.bundle import find_bundle, install
+from serving.layout.knobs import INTERFACES
 from serving.running import CACHE_FIX, registry_folder
-from serving.shared_memory import MAX_BODY, check_space
+from serving.shared_memory import MAX_BODY, MOUNT_MORE, check_space, remove_left_overs
 
 
 @dataclass(frozen=True)
@@ -77,18 +79,10 @@ def check_inputs(pipeline: Pipeline) -> Ready:
     if faults := list(_stage_faults(ready)):
         raise UserErrors(faults)
     files |= {file: sha256_kept(file) for entry in pipeline.stages for file in entry.row.beside.files_of(entry.config).values()}
-    if odd := [file for file in files if not _is_unicode(file)]:
+    if odd := [file for file in files if not is_unicode(file)]:
         what, fix = "its path is not UTF-8: no lock file can name it", "Rename the file or its folder, or copy it elsewhere"
         raise UserErrors([UserError("E201", what, fix, str(file)) for file in odd])
     return ready
-
-
-def _is_unicode(path: Path) -> bool:
-    """Whether a path is UTF-8: safetensors opens no other, and YAML holds no other."""
-    try:
-        return bool(str(path).encode())
-    except UnicodeEncodeError:
-        return False
 
 
 def copied_digests(base: Path) -> dict[str, str]:
@@ -250,7 +244,7 @@ def check_folder(out: Path, name: str, files: Sequence[str] = ()) -> None:
 
     Writes nothing.
     """
-    if not _is_unicode(out.absolute()):
+    if not is_unicode(out.absolute()):
         raise UserError("E801", "the path is not UTF-8, and model files cannot be read there", OTHER_OUT, str(out))
     for part in (*Path(name).parts, *files):
         if len(os.fsencode(part)) + 24 > LONGEST_NAME:
@@ -267,14 +261,14 @@ def check_environment(entries: Sequence[Entry]) -> None:
     """Raise UserErrors for what the stages need and this environment lacks: E901 for every package, E904 for a GPU, E702 to
     E704 and E739 for what Triton needs, E801 for its cache folder."""
     faults = {}
+    on_card = any(entry.row.device(entry.config) == CUDA for entry in entries)
     for entry in entries:
         stage = entry.row
         extras = stage.extras(entry.config)
         missing = [name for name, version in package_versions(stage, extras).items() if not version]
         for name in missing:
-            fix = install(INSTALLED_BY[name]) if name in INSTALLED_BY else f"Install it: pip install {name}"
-            faults.setdefault(name, UserError("E901", f"stage '{entry.id}' needs the package {name}", fix))
-        if stage.serves and not missing and (fault := server_fault()):
+            faults.setdefault(name, UserError("E901", f"stage '{entry.id}' needs the package {name}", _install(name, on_card)))
+        if stage.serves and not missing and (fault := server_fault(stage.processes(entry.config))):
             what = f"stage '{entry.id}' starts a server: {fault.what}"
             faults["triton"] = UserError(fault.code, what, f"{fault.fix}. Or leave out the stage", fault.where)
         if stage.device(entry.config) == CUDA and accelerator() is None:
@@ -292,12 +286,24 @@ def check_environment(entries: Sequence[Entry]) -> None:
         raise UserErrors(list(faults.values()))
 
 
-def server_fault() -> UserError | None:
-    """Why a server cannot run here; None where it can."""
+def _install(package: str, on_card: bool) -> str:
+    """The command that installs a package. Of those that exclude each other it is the one for CUDA where a stage computes
+    there."""
+    if on_card and package in ALTERNATIVES:
+        return install("gpu")
+    return install(INSTALLED_BY[package]) if package in INSTALLED_BY else f"Install it: pip install {package}"
+
+
+def server_fault(processes: int = len(INTERFACES)) -> UserError | None:
+    """Why a server with so many processes of models cannot run here, by default one for each interface; None where it can.
+
+    What killed servers left is removed, as before each start: it may fill the shared memory.
+    """
     try:
         find_bundle()
         require_writable(registry_folder(), CACHE_FIX)
-        check_space(instances=1, max_body=MAX_BODY)
+        remove_left_overs()
+        check_space(processes, MAX_BODY, MOUNT_MORE)
     except UserError as error:
         return error
     return None

@@ -249,11 +249,12 @@ class Stage:
     pipeline has many tasks, and the kind of each.
     `estimate` returns non-default values (`pipelines.check.estimate.work`) of the `flops`, further `seconds`, bytes of
     `memory`, of `disk` and of `temporary` files that it takes, from the closed forms after and before it and the account of the
-    rows. `device` is what such a config computes on, CPU or CUDA. `surroundings` are facts of this machine that affect the
-    result of such a config, and `corrected` what an earlier version computed otherwise for the kinds of the tasks, so that it
-    is made again. If `optional`, a CheckError of `run` does not end the pipeline: it is a failure of the run, and later stages
-    run without its artifact. In the metadata that `run` returns, `parity` are the records of its comparisons, and `failures`
-    are failed checks ({"code", "what", "fix"}) that did not stop it: the run reports them, and ends with exit code 3.
+    rows. `device` is what such a config computes on, CPU or CUDA; `processes` how many a server that it starts has for its
+    models, at least. `surroundings` are facts of this machine that affect the result of such a config, and `corrected` what an
+    earlier version computed otherwise for the kinds of the tasks, so that it is made again. If `optional`, a CheckError of
+    `run` does not end the pipeline: it is a failure of the run, and later stages run without its artifact. In the metadata that
+    `run` returns, `parity` are the records of its comparisons, and `failures` are failed checks ({"code", "what", "fix"}) that
+    did not stop it: the run reports them, and ends with exit code 3.
     """
 
     name: str
@@ -280,6 +281,7 @@ class Stage:
     behind: Callable[[Any, Sequence[str]], int] = lambda config, kinds: 0
     beside: NamedInputs = NamedInputs()
     device: Callable[[Any], str] = lambda config: CPU
+    processes: Callable[[Any], int] = lambda config: 1
     surroundings: Callable[[Any], dict[str, Any]] = lambda config: {}
     corrected: Callable[[Any, Sequence[str]], dict[str, Any]] = lambda config, kinds: {}
     optional: bool = False

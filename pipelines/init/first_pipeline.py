@@ -23,8 +23,8 @@ PLAIN = re.compile(r"[A-Za-z0-9_./~][A-Za-z0-9_./:+~-]*")
 @dataclass(frozen=True)
 class Facts:
     """Content of the pipeline file, with reasons. `kept` are the rows to train on (None for all), `sparse` whether
-    robust PCA finds entries in so wide a model, `deploys` whether a Triton is installed for the checks of `deploy`, `copies`
-    are the names of the data files that `init` wrote."""
+    robust PCA finds entries in so wide a model, `no_server` why no Triton can start here for the checks of `deploy` (empty
+    where one can), `copies` are the names of the data files that `init` wrote."""
 
     name: str
     data: str
@@ -40,7 +40,7 @@ class Facts:
     epochs: int
     rows: int
     kept: Subset | None
-    deploys: bool
+    no_server: str
     why: dict[str, str]
     schema: str | None = None
     test: str | None = None
@@ -258,16 +258,17 @@ def _longer(facts: Facts) -> str:
 
 
 def _export(facts: Facts) -> str:
-    deploy = """
+    name = quoted(re.sub(f"({TEXT_SUFFIX})+$", "", facts.name))  # the models of texts alone end so
+    served = f"""
   # A model repository for Triton Inference Server, proven on a live server
-  - deploy: {name: NAME}
+  - deploy: {{name: {name}}}
 """
-    without = """
-  # A model repository for Triton Inference Server; needs the extra `triton` (compress doctor says what it lacks)
-  # - deploy: {name: NAME}
+    if facts.no_server:
+        served = f"""
+  # A model repository for Triton Inference Server; left out, because no server can start here:
+  # {_comment(facts.no_server)}
+  # - deploy: {{name: {name}}}
 """
-    name = re.sub(f"({TEXT_SUFFIX})+$", "", facts.name)  # the models of texts alone end so
-    served = (deploy if facts.deploys else without).replace("NAME", quoted(name))
     auto = " or: auto (the fastest that loses at most half a point)" if facts.classifies else ""
     faster = next(row for row in RUNTIMES.values() if row.calibrated)
     aside = f"\n      # or, faster on many processors: [{faster.key}], with the extra `{faster.extra}`"

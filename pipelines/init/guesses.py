@@ -19,7 +19,15 @@ from compressor.tasks.reading import WORD_FILES
 from pipelines.init.cell_labels import LABELS_IN
 from pipelines.init.column_names import LABELS, PAIRS, PROMPTS, TAGS, TEXTS, WORDS
 from pipelines.init.data_files import NUMBER, DataTable
-from pipelines.init.list_guesses import answer_columns, are_tags, choice_columns, labels_of, list_column, marked_columns
+from pipelines.init.list_guesses import (
+    answer_columns,
+    are_tags,
+    choice_columns,
+    labels_of,
+    list_column,
+    marked_columns,
+    numbers_as_text,
+)
 
 MOST_CLASSES, MOST_GRADES = 200, 20
 """Largest number of distinct words, and of distinct integers, in a column of classes."""
@@ -106,6 +114,11 @@ class DataColumn:
         return self.classes and self.distinct == [str(number) for number in range(len(self.distinct))]
 
     @property
+    def able(self) -> bool:
+        """Whether the values may be labels whatever the column is called, as far as that tells: classes, or fractions."""
+        return self.classes or (self.filled and self.fractions)
+
+    @property
     def labels(self) -> bool:
         """Whether the values may be labels: classes, or numbers. Empty cells are passed over: reading the rows tells where."""
         given = self.given
@@ -152,7 +165,7 @@ def guess(table: DataTable, text: Sequence[str] = (), label: str | None = None, 
     lists = list_column(values) if label is None and kind in (None, "multilabel") else None
     named = _all_named(LABELS, columns)
     first = next((name for name in named if name == lists or columns[name].labels), None)
-    if lists and (kind or first == lists or not named):
+    if lists and (kind or first == lists or not (named or _may_be_offsets(lists, columns, text))):
         label, kind = lists, "multilabel"
         why = f"a column called {lists}" if lists in named else "the only column with lists of labels"
         given = {"kind": f"'{lists}' holds lists of labels", "label": why}
@@ -162,16 +175,31 @@ def guess(table: DataTable, text: Sequence[str] = (), label: str | None = None, 
     return Guess(kind, text, label, {"kind": why_kind, "text": why_text, "label": why_label})
 
 
+def _may_be_offsets(name: str, columns: dict[str, DataColumn], text: Sequence[str]) -> bool:
+    """Whether a column of lists of numbers, written as text, is perhaps none of labels, because another one may have them."""
+    others = [column for column in columns.values() if column.name not in (name, *text)]
+    return numbers_as_text(columns[name].values) and any(column.able for column in others)
+
+
 def _is_tagged(table: DataTable, columns: dict[str, DataColumn], text: Sequence[str], label: str | None) -> bool:
     """Whether the rows are words with tags: a file of words, or two columns of lists, either of tags as they are spelt, or by
-    their names and of equal lengths in every row."""
+    their names and of equal lengths in every row; or by their names alone where nothing else is a text: reading the rows tells
+    which of them is damaged."""
     if table.copy or ending(table.path) in WORD_FILES:
         return not table.copy
     lists = {name: column.values for name, column in columns.items() if all(isinstance(v, list) for v in column.values)}
     words, tags = _words_and_tags(columns, text, label)
+    if words and tags and columns[words].lists and columns[tags].lists and not _other_texts(columns, words, tags):
+        return True
     if words in lists and tags in lists:
         return are_tags(lists[tags]) or list(map(len, lists[words])) == list(map(len, lists[tags]))
     return not text and not label and len(lists) > 1 and any(map(are_tags, lists.values()))
+
+
+def _other_texts(columns: dict[str, DataColumn], words: str, tags: str) -> bool:
+    """Whether a column beside those of words and of tags may be the text."""
+    plain = {name: column for name, column in columns.items() if name not in (words, tags) and not column.lists}
+    return bool(_all_named(TEXTS, plain)) or any(column.wordy for column in plain.values())
 
 
 def _words_and_tags(columns: dict[str, DataColumn], text: Sequence[str], label: str | None) -> tuple[str | None, str | None]:
@@ -216,7 +244,7 @@ def _label(table: DataTable, columns: dict[str, DataColumn], text: Sequence[str]
             return name, f"a column called {name}"
     # without a usual name a column with empty cells is taken for something else, unless they are rows without a label
     judged = [column.given if kind == "multilabel" else column for column in free_columns.values()]
-    able = [column for column in judged if column.classes or (column.filled and column.fractions)]
+    able = [column for column in judged if column.able]
     for chosen, why in (
         (able, "the only column with few values"),
         ([candidate for candidate in able if candidate.counted], "the only column that counts 0, 1, ..."),

@@ -21,7 +21,8 @@ RIGHT = ("label", "answer", "gold", "gold_label")
 
 def list_column(columns: Columns) -> str | None:
     """The first column with a usual name that holds lists of labels; some may be missing, which reading the rows refuses. Else
-    the only column in which every row has a list of labels; None where there is none, or several."""
+    the only column in which every row has a list of labels, rather than one of `numbers_as_text`; None where there is none, or
+    several."""
     found = []
     for name, values in columns.items():
         lists = [labels_of(value) for value in values if value is not None]
@@ -29,7 +30,14 @@ def list_column(columns: Columns) -> str | None:
             found.append(name)
     spelt = {name.strip().lower(): name for name in found}
     whole = [name for name in found if None not in columns[name]]
+    whole = [name for name in whole if not numbers_as_text(columns[name])] or whole
     return next((spelt[name] for name in LABELS if name in spelt), whole[0] if len(whole) == 1 else None)
+
+
+def numbers_as_text(values: Sequence[Any]) -> bool:
+    """Whether lists of labels are texts that spell numbers alone: offsets and other numbers of rows are written so, too."""
+    lists = [labels_of(value) for value in values if isinstance(value, str)]
+    return any(lists) and not any(isinstance(item, str) for items in lists for item in items or ())
 
 
 def answer_columns(columns: Columns) -> tuple[str, str, str] | None:

@@ -343,7 +343,7 @@ def _facts(
         label=guessed.label,
         **numbers,
         epochs=min(max(2, -(-STEPS_FOR // used)), 10),
-        deploys=server_fault() is None,
+        no_server=str(server_fault() or ""),
         why={**guessed.why, "max_length": why_length},
         schema=f"./{SCHEMA_FILE}" if options.schema else None,
     )

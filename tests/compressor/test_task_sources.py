@@ -1,5 +1,6 @@
 """Where rows come from besides text files: Parquet, data sets of the hub, GLUE by name; and rows that are too long."""
 
+import csv
 import dataclasses
 import datetime
 import decimal
@@ -20,7 +21,7 @@ from compressor.digests import mark_of
 from compressor.errors import UserError
 from compressor.tasks import TaskConfig, reading
 from compressor.tasks.reading import read_rows, read_task, skipped_lines
-from compressor.tasks.sources import content, hub_set, parquet_rows
+from compressor.tasks.sources import content, hub_rows, hub_set, parquet_rows
 from compressor.tasks.sources.glue import TASKS, glue_keys
 from compressor.tasks.sources.hub_set import fetch, parse
 from compressor.tasks.texts import read_texts
@@ -231,7 +232,16 @@ class Rows:
             yield row
 
 
-ClassLabel = type("ClassLabel", (), {})
+class ClassLabel:
+    """As that of `datasets`, of the classes no and yes."""
+
+    names = ("no", "yes")
+
+    def encode_example(self, value: str | int) -> int:
+        number = self.names.index(value) if value in self.names else int(value)
+        if not -1 <= number < len(self.names):
+            raise ValueError(f"Class label {value} is none of {self.names}")
+        return number
 
 
 @pytest.fixture
@@ -274,6 +284,27 @@ def test_a_split_is_read_once_into_a_file_that_reads_as_any_other(hub, tmp_path)
         read(fetch(parse("hub:owner/name:config/train", tmp_path)))
 
 
+@pytest.mark.parametrize("left", [b"", b'{"text": "x", "la', b"\0" * 20], ids=["nothing", "half a row", "zeros"])
+def test_a_file_in_the_cache_that_a_loss_of_power_cut_is_fetched_again(hub, tmp_path, left):
+    hub.answer, wanted = Rows([{"text": "x", "label": "a"}]), parse("hub:owner/name/train", tmp_path)
+    whole = fetch(wanted).read_bytes()
+    wanted.path.write_bytes(left)
+    assert fetch(wanted).read_bytes() == whole and len(hub.calls) == 2
+
+
+def test_rows_are_on_disk_before_their_file_has_its_name(hub, tmp_path, monkeypatch):
+    synced, sync = [], os.fsync
+
+    def seen(handle):
+        synced.append(os.fstat(handle).st_size)
+        assert not parse("hub:owner/name/train", tmp_path).path.exists()
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", seen)
+    hub.answer = Rows([{"text": "x", "label": "a"}])
+    assert synced == [] and [fetch(parse("hub:owner/name/train", tmp_path)).stat().st_size] == synced
+
+
 def test_a_class_is_a_target_as_its_number(hub, tmp_path):
     """As of `{glue: rte, kind: text2text}`."""
     hub.answer = Rows([{"text": "x", "label": 1}, {"text": "y", "label": 0}], label=ClassLabel())
@@ -295,6 +326,15 @@ def test_bytes_of_a_data_set_are_text_or_missing(hub, tmp_path):
         {"text": "café", "label": "pos"},
         {"text": "x", "label": None},
     ]
+
+
+def test_half_of_a_character_is_told_with_its_row(hub, tmp_path):
+    """As in a file of the user's: it is no matter of the encoding."""
+    hub.answer = Rows([{"text": "caf\u00e9", "label": 1}, {"text": "a\ud83d", "label": 0}])
+    path = fetch(parse("hub:owner/name/train", tmp_path))
+    assert "caf\u00e9" in path.read_text()
+    with pytest.raises(UserError, match=r"E210 .*train.jsonl:2: .*an unpaired surrogate"):
+        read(path)
 
 
 def test_a_local_folder_is_read_once_by_a_process_and_its_file_stays(hub, tmp_path, monkeypatch):
@@ -332,11 +372,11 @@ def test_what_the_hub_does_not_give_is_told_and_leaves_nothing(hub, tmp_path, an
     assert cached(tmp_path) == []
 
 
-@pytest.mark.parametrize("lacks", [False, True])
-def test_a_file_that_an_earlier_version_read_is_named_where_the_hub_is_out_of_reach(hub, tmp_path, monkeypatch, lacks):
-    """It cached the rows without the number of its way of reading."""
+@pytest.mark.parametrize(("lacks", "way"), [(False, "."), (True, "."), (False, "2")])
+def test_a_file_that_an_earlier_version_read_is_named_where_the_hub_is_out_of_reach(hub, tmp_path, monkeypatch, lacks, way):
+    """The first cached the rows without the number of its way of reading."""
     wanted = parse("hub:a/b:c/train:9", tmp_path)
-    earlier = tmp_path / "cache" / "compress" / "data" / "a--b" / "c" / "train-first-9.jsonl"
+    earlier = tmp_path / "cache" / "compress" / "data" / way / "a--b" / "c" / "train-first-9.jsonl"
     hub.answer, told = ConnectionError("offline"), f"; or name this file itself.*: {earlier}$"
     if lacks:
         monkeypatch.setitem(sys.modules, "datasets", None)
@@ -428,6 +468,12 @@ def card_of(**columns) -> str:
     return f"---\n{json.dumps({'dataset_info': {'features': features}})}\n---\n"
 
 
+def card_with(**options) -> str:
+    """The card of a data set that says how train.csv is read."""
+    configs = [{"config_name": "default", "data_files": "train.csv", **options}]
+    return f"---\n{json.dumps({'configs': configs})}\n---\n"
+
+
 def lines_of(*rows) -> str:
     return "".join(f"{json.dumps(row)}\n" for row in rows)
 
@@ -440,6 +486,8 @@ AS_WRITTEN = {
     "a list of texts": ({"train.json": json.dumps(["2009-06-15", "b"])}, [{"text": "2009-06-15"}, {"text": "b"}]),
     "a byte order mark": ({"train.jsonl": "\ufeff" + lines_of(*DATES)}, DATES),
     "two files": ({"train-1.jsonl": lines_of(DATES[0]), "train-2.jsonl": lines_of(DATES[1])}, DATES),
+    "two files, then a list": ({"train-1.jsonl": lines_of(*DATES), "train-2.json": json.dumps(DATES)}, DATES * 2),
+    "two files, first a list": ({"train-1.json": json.dumps(DATES), "train-2.jsonl": lines_of(*DATES)}, DATES * 2),
     "several types in a column": (
         {"train.jsonl": lines_of({"text": "a", "target": "1"}, {"text": "b", "target": ["x"]})},
         [{"text": "a", "target": "1"}, {"text": "b", "target": ["x"]}],
@@ -450,6 +498,13 @@ AS_WRITTEN = {
             "README.md": card_of(label=CLASSES, text="string", score="float32"),
         },
         [{"label": 1, "text": "7", "score": 3.8}, {"label": None, "text": "2009-06-15"}],
+    ),
+    "JSON with classes as other numbers": (
+        {
+            "train.jsonl": lines_of(*({"label": label} for label in (True, False, 1.0, "0.0", "True", None))),
+            "README.md": card_of(label=CLASSES),
+        },
+        [{"label": label} for label in (1, 0, 1, 0, 1, None)],
     ),
     "cells of CSV": (
         {"train.csv": 'text,label,score\n"a, b",None,01\nNA,null,12.50\ntrue,nan,\n'},
@@ -469,6 +524,22 @@ AS_WRITTEN = {
             {"text": "None", "label": 0, "score": 2.5},
             {"text": "2009-06-15", "label": None, "score": None},
         ],
+    ),
+    "CSV with classes as pandas writes numbers": (
+        {"train.csv": "text,label\na,1.0\nb,\nc,False\nd,no\n", "README.md": card_of(text="string", label=CLASSES)},
+        [{"text": text, "label": label} for text, label in zip("abcd", (1, None, 0, 0), strict=True)],
+    ),
+    "CSV with decimal commas": (
+        {"train.csv": "text;score\nNone;1,5\nb;\n", "README.md": card_with(sep=";", decimal=",")},
+        [{"text": "None", "score": 1.5}, {"text": "b", "score": None}],
+    ),
+    "CSV with a mark of missing cells": (
+        {"train.csv": "text,label\na,-\n-,01\n", "README.md": card_with(na_values=["-"])},
+        [{"text": "a", "label": None}, {"text": None, "label": "01"}],
+    ),
+    "CSV without a header": (
+        {"train.csv": "a,01\nb,02\n", "README.md": card_with(header=None)},
+        [{"0": "a", "1": "01"}, {"0": "b", "1": "02"}],
     ),
     "quotes in TSV": (
         {"train.tsv": 'text\tlabel\n"a\t1\nb"\t0\n'},
@@ -539,6 +610,137 @@ def test_columns_that_hold_images_are_left_out_and_those_of_mixed_json_are_not(a
     parquet.write_table(table, folder({}) / "train.parquet")
     rows = [row for _, row in read_rows(fetch(parse("hub:./set/train", tmp_path)))]
     assert rows == [{"target": 1, "turns": [{"a": 1}, {"b": 2}]}, {"target": ["x"], "turns": []}]
+
+
+def test_columns_of_json_that_are_declared_as_images_are_left_out(folder, tmp_path):
+    folder({"train.jsonl": lines_of({"text": "a", "picture": "x.png"}), "README.md": card_of(text="string", picture="image")})
+    assert [row for _, row in read_rows(fetch(parse("hub:./set/train", tmp_path)))] == [{"text": "a"}]
+
+
+# the same without the library, where the extra `data` is not installed
+
+TEXT, CLASS, OTHER = types.SimpleNamespace(dtype="string"), ClassLabel(), types.SimpleNamespace(dtype="float32")
+LIST, IMAGE = types.SimpleNamespace(feature=CLASS), types.SimpleNamespace(decode_example=None)
+
+
+@pytest.mark.parametrize(
+    ("feature", "value", "is_read_as"),
+    [
+        *((CLASS, value, 1) for value in ("yes", "1", 1, True, 1.0, "1.0", "True", "true")),
+        *((CLASS, value, 0) for value in ("no", "0", 0, False, 0.0, "0.0", "False")),
+        *((CLASS, value, -1) for value in (-1, -1.0, "-1", "-1.0")),
+        *((CLASS, value, None) for value in ("maybe", "1.5", 1.5, "2", 2, 2.0, float("nan"), 10**400, "")),
+        *((TEXT, 7, "7"), (TEXT, "01", "01"), (TEXT, ["é"], '["é"]'), (OTHER, 3.8, 3.8), (None, "01", "01"), (None, [1], [1])),
+        *((LIST, ["yes", None, 0.0], [1, None, 0]), ({"a": CLASS}, {"a": True, "b": True}, {"a": 1, "b": True})),
+    ],
+)
+def test_a_value_is_read_as_it_is_declared(feature, value, is_read_as):
+    if is_read_as is None:
+        with pytest.raises(ValueError):
+            hub_rows._as_declared(feature, value)
+        return
+    found = hub_rows._as_declared(feature, value)
+    assert (found, type(found)) == (is_read_as, type(is_read_as))
+    assert hub_rows._as_declared(feature, None) is None
+
+
+def csv_builder(features, *columns: str, **options) -> types.SimpleNamespace:
+    """A builder of CSV files with these columns."""
+    defaults = {"sep": ",", "quoting": csv.QUOTE_MINIMAL, "header": "infer", "names": None, "na_values": None, "decimal": "."}
+    defaults |= {"thousands": None, "true_values": None, "false_values": None, "keep_default_na": True, "converters": None}
+    return types.SimpleNamespace(
+        config=types.SimpleNamespace(**{**defaults, **options}),
+        info=types.SimpleNamespace(features=features),
+        as_streaming_dataset=lambda split: [dict.fromkeys(columns)],
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "cell", "is_read_as"),
+    [
+        *(({}, cell, cell) for cell in ("01", "None", "2009-06-15", "1.50")),
+        ({}, "", None),
+        ({"na_values": ["-", 9]}, "-", None),
+        ({"na_values": ["-", 9]}, "9", None),
+        ({"na_values": "-"}, "-", None),
+        ({"na_values": "-"}, "--", "--"),
+    ],
+)
+def test_a_cell_of_a_column_without_a_type_is_text(options, cell, is_read_as):
+    for key, more in (("label", {}), (1, {"header": None})):
+        builder = csv_builder(None, *(("1",) if more else ("text", "label")), **options, **more)
+        hub_rows._keep_cells(builder, "train")
+        assert builder.config.converters[key](cell) == is_read_as
+
+
+@pytest.mark.parametrize("option", [{"decimal": ","}, {"thousands": "."}, {"true_values": ["si"]}, {"false_values": ["no"]}])
+def test_a_data_set_that_spells_numbers_in_its_own_way_is_read_by_it(option):
+    builder = csv_builder(None, "text", "label", **option)
+    hub_rows._keep_cells(builder, "train")
+    found = builder.config
+    assert (found.converters, found.keep_default_na, found.na_values) == (None, False, [""]), "the text None is not missing"
+
+
+def test_cells_of_declared_texts_and_classes_are_read_as_they_are_written():
+    builder = csv_builder({"text": TEXT, "label": CLASS, "score": OTHER}, decimal=",", sep="\t")
+    hub_rows._keep_cells(builder, "train")
+    found = builder.config
+    assert found.quoting == csv.QUOTE_NONE and found.keep_default_na and set(found.converters) == {"text", "label"}
+    assert [found.converters["label"](cell) for cell in ("yes", "1.0", "False", "")] == [1, 1, 0, None]
+    assert [found.converters["text"](cell) for cell in ("01", "")] == ["01", None]
+
+
+class Files(list):
+    """The files of a split, as `datasets` has them."""
+
+    def __init__(self, files, origin_metadata):
+        super().__init__(files)
+        self.origin_metadata = origin_metadata
+
+
+class Text:
+    """The reader of text files of `datasets`."""
+
+    def __init__(self, *, data_files, sample_by, **_):
+        self.files, self.sample_by = data_files, sample_by
+
+    def as_streaming_dataset(self, split: str) -> list[dict]:
+        texts = [path.read_text() for path in self.files[split]]
+        return [{"text": text} for one in texts for text in (one.split("\n") if self.sample_by == "line" else [one])]
+
+
+@pytest.fixture
+def json_rows(tmp_path, monkeypatch):
+    """Reads files of JSON of one split, with the declared types and a field."""
+    monkeypatch.setattr(hub_rows, "needed", lambda *_: types.SimpleNamespace(Text=Text))
+
+    def read_files(*texts: str, field: str | None = None, split: str = "train", **features) -> list[dict]:
+        paths = [tmp_path / str(number) for number in range(len(texts))]
+        for path, text in zip(paths, texts, strict=True):
+            path.write_text(text)
+        config = type("JsonConfig", (), {"encoding": "utf-8", "encoding_errors": None, "field": field})()
+        config.data_files = {"train": Files(paths, [])}
+        info = types.SimpleNamespace(features=features or None)
+        builder = types.SimpleNamespace(config=config, info=info, base_path=None, token=None)
+        return list(hub_rows.rows_as_written(builder, split)[0])
+
+    return read_files
+
+
+def test_each_file_of_json_is_read_in_its_own_form(json_rows):
+    lines, a_list = lines_of(*DATES), json.dumps(DATES, indent=1)
+    assert json_rows(lines, a_list) == json_rows(a_list, lines) == DATES * 2
+    assert json_rows(json.dumps({"version": 1, "data": DATES}), field="data") == DATES
+    assert json_rows('["a", "b"]', lines) == [{"text": "a"}, {"text": "b"}, *DATES]
+    assert json_rows(lines_of(DATES[0]), score=CLASS, target=IMAGE) == [{"text": "a", "score": 1}], "an image is left out"
+    for files, says in (
+        ((lines, '{"text": "a"}\n["b"]'), "a row of JSON that is not an object"),
+        ((a_list, '{\n"text": "a"}'), "JSON that is neither one object a line nor a list of objects"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            json_rows(*files)
+    with pytest.raises(ValueError, match=r"Bad split: tset. Available splits: \['train'\]"):
+        json_rows(lines, split="tset")
 
 
 # --- GLUE ---

@@ -82,13 +82,16 @@ def test_what_triton_lacks_stops_a_run_before_it_writes_anything(tmp_path, compr
     assert compress("check", write(stages=STAGES[:3]))[0] == 0, "nothing is deployed"
 
 
-@pytest.mark.parametrize("place", ["data", "out"])
+@pytest.mark.parametrize("place", ["data", "out", "model"])
 def test_a_path_that_is_not_utf_8_stops_a_run_before_it_writes_anything(tmp_path, compress, write, place):
     """Not after all training: the folder of a model cannot be read there, and the lock file cannot name it."""
     path, odd = write(stages=STAGES[:2]), tmp_path / os.fsdecode(b"caf\xe9")
     odd.mkdir()
-    if place == "data":
-        path.write_text(path.read_text().replace("./model", str(tmp_path / "model")))
+    if place != "out":
+        if place == "data":
+            path.write_text(path.read_text().replace("./model", str(tmp_path / "model")))
+        else:
+            (tmp_path / "model").rename(odd / "model")
         for file in (path, tmp_path / "train.tsv", tmp_path / "dev.tsv"):
             file.rename(odd / file.name)
         path = odd / path.name

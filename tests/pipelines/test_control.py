@@ -5,6 +5,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from compressor.account import Plan, Trained
 from compressor.checkpoint import STATE_FILE
@@ -23,6 +25,7 @@ from pipelines.stages.recover.lessons import Lessons
 from pipelines.stages.training_config import BUDGETS
 from pipelines.stages.training_plan import estimate
 from pipelines.sweeps.trial_run import costs_of
+from tests.compressor.conftest import tiny
 from tests.tiny import write_pipeline
 
 FAST = {"epochs": 1, "learning_rate": 0.02, "batch_size": 8}
@@ -105,6 +108,22 @@ def test_a_later_recovery_has_none_where_the_first_left_it_out(made, capfd):
     last = made(TUNE, PRUNE, {"recover": {"control": False, **FAST}}, {"recover": FAST})["recover-2"]
     assert "control" not in last.metadata
     assert "no control: recover, from which it would go on, has none" in "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize(
+    ("earlier", "learned", "told"),
+    [
+        ([], {}, "the same training"),
+        ([], {"learned": "labels"}, "further training on the labels"),
+        ([{"learned": "labels"}, {}], {}, "further training on the labels"),
+        ([{}], {}, "the same training"),
+    ],
+)
+def test_a_control_that_goes_on_from_one_of_labels_is_told_as_that(earlier, learned, told):
+    """As in the report: an earlier recovery learned of the dense model, its control the labels."""
+    artifacts = [SimpleNamespace(metadata={CONTROL: facts}) for facts in earlier]
+    training = ControlTraining(RecoverConfig(**FAST), Lessons(None), None, "lora", None, artifacts, learned)
+    assert training.told == told
 
 
 def test_a_finished_control_is_not_trained_again(made, monkeypatch):
@@ -238,6 +257,16 @@ def test_the_estimate_of_a_run_counts_it():
     assert varied["flops"] == (2 * 1200 + 50) * pruned.flops(10) + 1200 * dense.flops(10), "two of each row and text"
     few = estimate(RecoverConfig(augment=9, steps=5, control=False), plan, plan, rows | {"augment": {"rows": 900}})
     assert few["flops"] == (2 * 160 + 50) * pruned.flops(10) + 260 * dense.flops(10), "as many as the steps take"
+    # hidden states are none that are stored: of every batch, in the control's training, too
+    for distill, times in (("hidden", 2 * 3), ("both", 2 * 3), ("logits", 1), (False, 0)):
+        of_teacher = estimate(RecoverConfig(epochs=3, distill=distill), plan, plan, rows)["flops"] - with_it["flops"]
+        assert of_teacher == (times - 1) * 100 * dense.flops(10)
+    with torch.device("meta"):
+        writes = replace(plan, model=tiny("gpt2", auto=AutoModelForCausalLM))
+    of_vocabulary = estimate(RecoverConfig(epochs=3), writes, writes, rows)["flops"] - with_it["flops"]
+    assert of_vocabulary == (2 * 3 - 1) * 100 * dense.flops(10), "scores of a vocabulary are not stored either"
+    hidden = RecoverConfig(texts="texts.txt", steps=10, distill="hidden")
+    assert estimate(hidden, plan, plan, learned)["flops"] - taught["flops"] == (10 * 32 - 400) * dense.flops(10), "labels alone"
     unpruned = replace(plan, shape=dense, tuned=None)
     assert estimate(RecoverConfig(epochs=3), unpruned, unpruned, rows)["flops"] == (2 * 300 + 50 + 100) * dense.flops(10)
 

@@ -114,7 +114,7 @@ def test_a_data_set_is_fetched_only_for_a_file_without_faults(written, tmp_path,
     assert fetched == []
     read = load_pipeline(written(task), ["task.validation=hub:owner/name/test:5"]).task
     assert fetched == ["hub:./set/train", "hub:owner/name/test:5"]
-    assert read.validation == tmp_path / "cache/compress/data/2/owner--name/default/test-first-5.jsonl"
+    assert read.validation == tmp_path / "cache/compress/data/3/owner--name/default/test-first-5.jsonl"
 
 
 def test_a_folder_of_a_data_set_on_the_command_line_is_relative_to_the_current_folder(written, tmp_path, monkeypatch):

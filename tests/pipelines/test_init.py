@@ -257,6 +257,18 @@ GUESSES = {
         rows("text", "moods", "source", values=lambda n: (f"it is {n}", ('["joy"]', '["joy","love"]')[n % 2], "ab"[n % 2])),
         ("multilabel", ("text",), "moods"),
     ),
+    "offsets as text": (
+        rows("review", "verdict", "offsets", values=lambda n: (f"it is {n} so", "ab"[n % 2], f"[{n}, {n + 2}]")),
+        ("classification", ("review",), "verdict"),
+    ),
+    "offsets and lists as text": (
+        rows("review", "moods", "offsets", values=lambda n: (f"it is {n}", ('["joy"]', '["joy", "sad"]')[n % 2], f"[{n}, 2]")),
+        ("multilabel", ("review",), "moods"),
+    ),
+    "numbers of labels as text": (
+        rows("review", "moods", values=lambda n: (f"it is {n} so", ("[1, 2]", "[2]", "")[n % 3])),
+        ("multilabel", ("review",), "moods"),
+    ),
     "texts in brackets": (
         rows("text", "label", values=lambda n: (f"it is {n}", ("[joy]", "[love]")[n % 2])),
         ("classification", ("text",), "label"),
@@ -354,6 +366,22 @@ LISTS = {
         ("classification", ("text",), "label"),
     ),
     "tags, one too few": (lambda n: {"tokens": ["EU", "so"], "tags": ["B-X", "O"][n == 7 :]}, ("tokens", ("tokens",), "tags")),
+    **{
+        f"{what}, one {'missing' if missing else 'too few'}": (
+            lambda n, name=name, tags=tags, missing=missing: {
+                "id": f"x{n}",
+                "tokens": ["EU", "so"],
+                name: (None if missing else tags[:1]) if n == 7 else tags,
+            },
+            ("tokens", ("tokens",), name),
+        )
+        for missing in (False, True)
+        for what, name, tags in (
+            ("numbers of tags", "ner_tags", [3, 0]),
+            ("a stray tag", "labels", ["PER", "O"]),
+            ("parts of speech", "tags", ["NOUN", "VERB"]),
+        )
+    },
     "tags as numbers": (lambda n: {"tokens": ["EU", "so"], "ner_tags": [3, 0]}, ("tokens", ("tokens",), "ner_tags")),
     "tags with a label": (
         lambda n: {"words": ["EU", "so"], "ner": ["B-X", "O"], "labels": "ab"[n % 2]},
@@ -550,6 +578,17 @@ def test_the_file_passes_check_as_it_is(kind, tmp_path, models):
     assert valid(read_yaml(tmp_path / "pipeline.yaml").data)
     text = (tmp_path / "pipeline.yaml").read_text()
     assert "train: data-text/train" in text and max(map(len, text.splitlines())) < 200
+
+
+@pytest.mark.parametrize(
+    ("code", "what"), [("E701", "the embedded Triton server needs pytriton"), ("E739", "/dev/shm has 4.0 MiB free")]
+)
+def test_a_deploy_that_is_left_out_says_why(tmp_path, models, monkeypatch, code, what):
+    monkeypatch.setattr("pipelines.init.make.server_fault", lambda: UserError(code, what, "Mend it"))
+    lines_of("classification", tmp_path / "data")
+    text = make(InitOptions(tmp_path / "data", tmp_path / "p.yaml", model=str(models / "bert"))).files[0].read_text()
+    assert f"because no server can start here:\n  # {code} {what}. Mend it\n  # - deploy: {{name: data}}\n" in text
+    assert "deploy" not in [entry.name for entry in load_pipeline(tmp_path / "p.yaml").stages]
 
 
 @pytest.mark.parametrize(("kind", "goal"), [("classification", "speedup"), ("generation", "speedup"), ("text2text", "flops")])

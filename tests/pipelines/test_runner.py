@@ -1,13 +1,16 @@
 """What the runner promises: reuse, atomic publish, locks, quiet, and the same store however often it is killed."""
 
+import errno
 import itertools
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from importlib.util import find_spec
 from types import SimpleNamespace
 
@@ -17,14 +20,16 @@ import yaml
 
 from compressor.errors import CheckError, CompressError, UserError
 from pipelines.engine.environment import accelerator
-from pipelines.engine.preflight import check_environment
+from pipelines.engine.preflight import check_environment, server_fault
 from pipelines.engine.runner import IN_USE, run_pipeline
 from pipelines.engine.stage import Artifact, Entry, NamedInputs, Stage, dense_of
-from pipelines.engine.store import KEEP_UNFINISHED, Store, lock
+from pipelines.engine.store import KEEP_UNFINISHED, Store, lock, shared_lock
 from pipelines.file.config import load_pipeline
 from pipelines.runs.finished import open_run
 from pipelines.stages.benchmark.config import BenchmarkConfig
 from pipelines.stages.deploy.config import DeployConfig
+from serving import shared_memory
+from tests.foreign import for_reading_alone
 from tests.pipelines import toys
 from tests.pipelines.processes import start, until, wait
 from tests.pipelines.toys import tree
@@ -272,8 +277,42 @@ def test_a_benchmark_on_a_gpu_needs_a_torch_that_finds_it(monkeypatch):
 def test_too_little_shared_memory_for_the_server_is_told_before_a_run(monkeypatch):
     """A small /dev/shm (Docker's default is 64 MiB) would end the run at the deploy, after the training."""
     monkeypatch.setattr("os.statvfs", lambda path: SimpleNamespace(f_bavail=1024, f_frsize=4096))
-    with pytest.raises(UserError, match=r"E739 stage 'deploy' starts a server: /dev/shm has 4\.0 MiB free.*--shm-size=256m"):
+    told = r"E739 stage 'deploy' starts a server: /dev/shm has 4\.0 MiB free.*--shm-size=256m"
+    with pytest.raises(UserError, match=told) as error:
         check_environment([Entry("deploy", "deploy", DeployConfig())])
+    assert "--max-body" not in str(error.value), "an option of `compress serve`"
+
+
+@pytest.mark.skipif(find_spec("pytriton") is None, reason="nvidia-pytriton is not installed")
+@pytest.mark.parametrize(
+    ("config", "needed"),
+    [
+        ({}, 16 + 2 * 2),
+        ({"interfaces": ["text"]}, 16 + 2),
+        ({"instances": 8}, 16 + 2 * 2 * 8),
+        ({"runtime": "onnxruntime"}, 16 + 2 * 2 * 2),
+    ],
+)
+def test_shared_memory_is_needed_for_every_process_of_a_model(monkeypatch, config, needed):
+    """Two models of two instances each, where the runtime is known; at least one each, where it is not."""
+    for pages, fits in ((needed * 256 - 1, False), (needed * 256, True)):
+        monkeypatch.setattr("os.statvfs", lambda path, pages=pages: SimpleNamespace(f_bavail=pages, f_frsize=4096))
+        fault = nullcontext() if fits else pytest.raises(UserError, match=f"these models need {needed} MiB")
+        with fault:
+            check_environment([Entry("deploy", "deploy", DeployConfig(**config))])
+
+
+@pytest.mark.skipif(find_spec("pytriton") is None, reason="nvidia-pytriton is not installed")
+def test_what_a_killed_server_left_in_shared_memory_stops_no_run(tmp_path, monkeypatch):
+    """Its deploy would remove it, and no command before that does."""
+    monkeypatch.setattr(shared_memory, "SHARED_MEMORY", tmp_path)
+    stage = tmp_path / "folder" / "compress-triton-killed"
+    stage.mkdir(parents=True)
+    shared_memory.claim(stage).close()
+    left = tmp_path / f"{stage.name}-region"
+    left.touch()
+    monkeypatch.setattr("os.statvfs", lambda path: SimpleNamespace(f_bavail=1024 if left.exists() else 16384, f_frsize=4096))
+    assert server_fault() is None and not stage.exists()
 
 
 @pytest.mark.parametrize(
@@ -496,6 +535,45 @@ def test_what_another_run_publishes_meanwhile_does_not_end_this_one(tmp_path, mo
     store, gone = Store(tmp_path), tmp_path / ".unfinished-tune-0"
     monkeypatch.setattr(type(tmp_path), "glob", lambda _, pattern: [gone] if pattern.startswith(".unfinished") else [])
     store.sweep()
+
+
+@pytest.mark.parametrize("left", ["used", "lock"])
+def test_a_lock_file_of_another_user_ends_no_run(project, out, monkeypatch, left):
+    """Whose killed run left it, or whose run holds an artifact; also where it cannot be removed."""
+    made = go(project, out).artifacts["tune"].folder
+    path = out / ".store" / f".{left}-{made.name}"
+    path.write_text("4711")
+    for_reading_alone(monkeypatch, path)
+    if left == "used":
+        with shared_lock(path):
+            assert go(project, out).reused == IDS
+    assert go(project, out, force=["tune"]).reused == ("select", "prune", "report")
+    unlink = type(path).unlink
+
+    def denied(self, missing_ok=False):
+        if self == path:
+            raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
+        unlink(self, missing_ok)
+
+    monkeypatch.setattr(type(path), "unlink", denied)
+    path.touch()
+    assert go(project, out, force=["tune"]).reused == ("select", "prune", "report")
+
+
+def test_a_folder_that_another_users_killed_run_left_is_told_where_it_is_needed(project, out, monkeypatch):
+    made, remove = go(project, out).artifacts["tune"].folder, shutil.rmtree
+    left = out / ".store" / f".work-{made.name}"
+    left.mkdir()
+
+    def denied(path, *arguments, **options):
+        if path == left:
+            raise PermissionError(errno.EACCES, "Permission denied", str(left))
+        remove(path, *arguments, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", denied)
+    assert go(project, out).reused == IDS
+    with pytest.raises(UserError, match=rf"E801 {left}: cannot be written"):
+        go(project, out, force=["tune"])
 
 
 def test_checkpoints_stay_for_a_week_after_the_last_of_them(tmp_path):

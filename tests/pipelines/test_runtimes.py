@@ -290,20 +290,27 @@ def test_a_missing_extra_is_named_where_the_config_needs_it(monkeypatch):
         check_environment([BOTH])
 
 
+INSTALL = "Run: pip install 'compress-pipeline"
+
+
 @pytest.mark.parametrize(
-    ("package", "modules", "stage", "fix"),
+    ("package", "entries", "stage", "fix"),
     [
-        ("onnxruntime", (export, deploy, benchmark), "export", "Run: pip install 'compress-pipeline[cpu]'"),
-        ("onnxruntime", (benchmark,), "benchmark", "Run: pip install 'compress-pipeline[cpu]'"),
-        ("nvidia-pytriton", (deploy,), "deploy", "Run: pip install 'compress-pipeline[triton]'"),
-        ("plotly", (report,), "report", "Install it: pip install plotly"),
+        ("onnxruntime", [entry(export), entry(deploy), entry(benchmark)], "export", f"{INSTALL}[cpu]'"),
+        ("onnxruntime", [entry(benchmark)], "benchmark", f"{INSTALL}[cpu]'"),
+        ("onnxruntime", [entry(benchmark, device="cuda")], "benchmark", f"{INSTALL}[gpu]'"),
+        ("onnxruntime", [entry(export), entry(benchmark, device="cuda")], "export", f"{INSTALL}[gpu]'"),
+        ("nvidia-pytriton", [entry(deploy)], "deploy", f"{INSTALL}[triton]'"),
+        ("nvidia-pytriton", [entry(deploy, device="cuda")], "deploy", f"{INSTALL}[triton]'"),
+        ("plotly", [entry(report)], "report", "Install it: pip install plotly"),
     ],
 )
-def test_a_missing_package_is_told_once_with_what_installs_it(monkeypatch, package, modules, stage, fix):
-    """By the first stage that needs it."""
+def test_a_missing_package_is_told_once_with_what_installs_it(monkeypatch, package, entries, stage, fix):
+    """By the first stage that needs it; the extras cpu and gpu exclude each other."""
     found = environment.distribution
     monkeypatch.setattr(environment, "distribution", lambda name: None if name == package else found(name))
+    monkeypatch.setattr("pipelines.engine.preflight.accelerator", lambda: "a card")
     with pytest.raises(UserErrors) as raised:
-        check_environment([entry(module) for module in modules])
+        check_environment(entries)
     (fault,) = raised.value.errors
     assert str(fault) == f"E901 stage '{stage}' needs the package {package}. {fix}"

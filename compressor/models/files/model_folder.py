@@ -17,6 +17,7 @@ from compressor.models.architectures import COMPRESSED, row_of
 from compressor.models.files.config_file import check_config, check_layers
 from compressor.models.files.damage import Damage, read_json, reading_by_library, shown
 from compressor.models.files.weight_files import check_weights, stored_tensors
+from compressor.text_files import is_unicode
 
 CONFIG = "config.json"
 
@@ -69,6 +70,9 @@ def check_pretrained(folder: Path, *, needs_row: bool = True) -> None:
     """
     if not (folder / CONFIG).is_file():
         raise Damage(f"has no {CONFIG}", _where_config_is(folder))
+    if not is_unicode(folder):
+        fix = "Rename the folder of that path which is not, or copy the model elsewhere"
+        raise Damage(f"is at {folder}, a path that is not UTF-8: its files cannot be opened there", fix)
     tensors = stored_tensors(folder)
     if not (folder / "tokenizer.json").is_file():
         raise Damage("has no tokenizer.json", "Save its fast tokenizer beside the weights")

@@ -38,7 +38,7 @@ PATTERN = re.compile(
 REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of a full disk, a full quota and `ulimit -f`."""
-READING = 2
+READING = 3
 """Number of the way in which rows are read, raised where it changes: what the cache has from an earlier way is read again."""
 _READ: dict[Path, tuple[dict[Path, Mark], Mark | None]] = {}
 """The splits of local folders that this process has read: file in the cache -> marks of the folder's files, and its own."""
@@ -93,7 +93,7 @@ def fetch(wanted: HubSplit, say: Say = lambda rows: None) -> Path:
     Nothing is left in the cache unless every row arrived. Raises UserError E907 (datasets is missing), E231 (out of reach),
     E232 (no such config or split, or files that cannot be read as rows), E215 (too large), E804 (the disk is full), E801.
     """
-    if not wanted.local and wanted.path.is_file():
+    if not wanted.local and _is_whole(wanted.path):
         return wanted.path
     if wanted.local and not os.path.isdir(wanted.place):
         raise UserError("E231", f"no folder {wanted.place}", WHERE_PATHS_BEGIN, wanted.reference)
@@ -113,6 +113,18 @@ def fetch(wanted: HubSplit, say: Say = lambda rows: None) -> Path:
     if wanted.local and _marks(wanted) == marks and settled(marks.values(), now):
         _READ[wanted.path] = marks, mark_of(wanted.path)
     return wanted.path
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether the file in the cache is there, and ends as a row does. What a loss of power leaves is empty, or does not."""
+    if not path.is_file() or not (size := path.stat().st_size):
+        return False
+    try:
+        with path.open("rb") as file:
+            file.seek(size - 1)
+            return file.read() in (b"}", b"\n")
+    except PermissionError:  # who reads it tells
+        return True
 
 
 def _marks(wanted: HubSplit) -> dict[Path, Mark]:
@@ -144,12 +156,14 @@ def _write(rows: Iterator[dict[str, Any]], wanted: HubSplit, say: Say) -> None:
         with tempfile.NamedTemporaryFile("wb", dir=wanted.path.parent, suffix=".part", delete=False) as file:
             scratch = file.name
             for number, row in enumerate(rows, start=1):
-                size += file.write(json.dumps(row, ensure_ascii=False, default=_plain).encode("utf-8", "surrogatepass") + b"\n")
+                size += file.write(_line(row))
                 say(number)
                 if size > DATA.most:
                     what = f"more than {in_units(DATA.most)} after {number:,} rows"
                     name = wanted.reference.removesuffix(f":{wanted.rows}")
                     raise UserError("E215", what, f"Take fewer: {name}:{max(number // 2, 1)}")
+            file.flush()
+            os.fsync(file.fileno())  # the name alone tells that the rows are there
         if not (wanted.path.is_file() and filecmp.cmp(scratch, wanted.path, shallow=False)):
             os.replace(scratch, wanted.path)
             scratch = None
@@ -160,6 +174,15 @@ def _write(rows: Iterator[dict[str, Any]], wanted: HubSplit, say: Say) -> None:
     finally:
         if scratch is not None:
             os.unlink(scratch)
+
+
+def _line(row: dict[str, Any]) -> bytes:
+    """A row as a line of UTF-8. Half of a character, which UTF-8 does not have, stays an escape: reading the rows tells
+    where."""
+    try:
+        return json.dumps(row, ensure_ascii=False, default=_plain).encode() + b"\n"
+    except UnicodeEncodeError:
+        return json.dumps(row, default=_plain).encode() + b"\n"
 
 
 def _plain(value: Any) -> str | None:
@@ -187,7 +210,8 @@ def _reachable(datasets: Any, wanted: HubSplit) -> Iterator[None]:
 
 
 def _or_earlier(wanted: HubSplit) -> str:
-    """The end of a fix, where the cache has the rows as they were read before ways of reading had numbers."""
+    """The end of a fix, where the cache has the rows as they were read in an earlier way, the latest that there is."""
     way = wanted.path.parents[2]
-    earlier = way.parent / wanted.path.relative_to(way)
-    return f"; or name this file itself, the rows as an earlier version read them: {earlier}" if earlier.is_file() else ""
+    ways = [way.with_name(str(number)) for number in range(READING - 1, 1, -1)] + [way.parent]  # the first had no number
+    found = [path for earlier in ways if (path := earlier / wanted.path.relative_to(way)).is_file()]
+    return f"; or name this file itself, the rows as an earlier version read them: {found[0]}" if found else ""

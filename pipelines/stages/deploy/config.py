@@ -15,7 +15,7 @@ from export.runtimes.runtime_registry import CPU_RUNTIMES, DEFAULT, PRECISIONS, 
 from pipelines.engine.environment import accelerator, distribution
 from pipelines.engine.stage import Entry, Problem, Stage, StageConfig, one_task_only
 from pipelines.file import limits
-from serving.layout.knobs import DEFAULT_KNOBS, INTERFACES, Knobs, streams
+from serving.layout.knobs import DEFAULT_KNOBS, INTERFACES, Knobs, instances, streams
 from serving.layout.text_outputs import TEXT_SUFFIX
 
 if TYPE_CHECKING:
@@ -226,6 +226,12 @@ def estimate(config: DeployConfig, plan: Plan, before: Plan, rows: dict[str, Any
     return {"seconds": SECONDS_A_SERVER, "disk": len(config.interfaces) * plan.shape.bytes}
 
 
+def processes(config: DeployConfig) -> int:
+    """Instances of both models, of the runtime that has the fewest where none is named: the export may choose it."""
+    runtimes = [config.runtime] if config.runtime else CPU_RUNTIMES
+    return len(config.interfaces) * min(instances(config.knobs, RUNTIMES[name]) for name in runtimes)
+
+
 def surroundings(config: DeployConfig) -> dict[str, Any]:
     """The card: what was proven on another one is none of this machine. The runtimes that may be chosen, if none is named."""
     card = {"accelerator": accelerator()} if config.device == "cuda" else {}
@@ -251,6 +257,7 @@ STAGE = Stage(
     with_tasks=with_tasks,
     estimate=estimate,
     device=lambda config: config.device,
+    processes=processes,
     surroundings=surroundings,
     corrected=corrected,
     optional=True,

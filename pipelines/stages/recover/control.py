@@ -82,8 +82,7 @@ def train_control(
     # a recovery that learns labels itself may have the same control, and earlier versions stored with it what it was for
     facts.pop("learned", None)
     value = scaled(facts["quality"][metric.key], metric.scale, metric.unit)
-    how = "further training on the labels" if training.learned else "the same training"
-    workspace.say(f"control: {value if metric.unit else f'{metric.name} {value}'} after {how} without pruning")
+    workspace.say(f"control: {value if metric.unit else f'{metric.name} {value}'} after {training.told} without pruning")
     return facts | training.learned
 
 
@@ -117,6 +116,12 @@ class ControlTraining:
     earlier: list[Artifact]
     learned: dict[str, str]
     """`learned` where it did not learn what the pruned model does, for the metadata."""
+
+    @property
+    def told(self) -> str:
+        """In words, how it was trained by this recovery and those before, from whose controls it goes on."""
+        on_labels = self.learned or any("learned" in recovery.metadata[CONTROL] for recovery in self.earlier)
+        return "further training on the labels" if on_labels else "the same training"
 
     def fingerprint(self, inputs: Inputs) -> str:
         """sha256 by which recoveries of other cuts find the same control."""
