@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from compressor.cost import ModelShape, human_bytes, shape_of, share
 from compressor.methods import Options, method
 from compressor.methods.selective import sizes
-from compressor.models.hub import weightless_model
+from compressor.models.hub import GENERATIVE, auto_class_of, weightless_model
 from compressor.models.modules import STRUCTURES
 from compressor.pruning_criteria import Hides
 from compressor.tasks.reading import read_task
@@ -142,6 +142,11 @@ class Plan:
         model = weightless_model(base_folder, data.label_names, kind_of(task.kind).auto_class)
         shape = shape_of(model)
         return cls(shape, shape, model, length=task.max_length, train_rows=len(data.train))
+
+    @property
+    def generates(self) -> bool:
+        """Whether its model writes texts."""
+        return auto_class_of(self.model) in GENERATIVE
 
     def rows(self) -> list[tuple[str, str, str]]:
         """Rows of the plan's table: (quantity, before, after)."""

@@ -79,6 +79,8 @@ class LayerShape:
     """The part of `other` inside the attention, removed with its last head: norms of queries and keys."""
     positions: int = 0
     """Relative positions p with projected queries and keys (DeBERTa), over both directions."""
+    uncompared: int = 0
+    """More of them that are projected all the same, and compared with nothing."""
     inserts: tuple[Inserted, ...] = ()
     needed: bool = False
     """Whether other blocks need its attention."""
@@ -118,8 +120,7 @@ class LayerShape:
         elif structure == "cross_heads":
             shape = replace(self, cross_heads=units)
         else:
-            # a prefix that loses heads can no longer share: it keeps its masked part of the prototype; without heads it is
-            # removed
+            # a prefix that loses heads shares no more: it keeps its masked part of the prototype; without heads it is removed
             inside = [replace(insert, prototype=None) for insert in self.inserts if INSERTS[insert.kind].in_attention and units]
             behind = [insert for insert in self.inserts if not INSERTS[insert.kind].in_attention]
             shape = replace(self, heads=self.heads * units // before, key_value_heads=units, inserts=(*behind, *inside))
@@ -248,17 +249,15 @@ class ModelShape:
         return self.linear_macs() + self.insert_macs() + self.head_macs + self.token_macs
 
     def attention_macs(self, length: int) -> int:
-        """Multiply-adds Σ 2 n (n + l) w of QKᵀ and AV for `length` n, w the rows of query; cross-attention has no prefix.
-
-        With relative positions: n p w more.
-        """
+        """Multiply-adds Σ 2 n (n + l) w of QKᵀ and AV for `length` n, w the rows of query, and n p w of relative positions;
+        cross-attention has no prefix."""
         self_attention = sum(s.width * (2 * (length + s.prefix_length) + s.positions) for s in self.layers)
         return length * (self_attention + sum(2 * length * s.cross_width for s in self.layers))
 
     def flops(self, length: int, batch: int = 1, *, stored: bool = False) -> int:
-        """FLOPs of a pass over `batch` rows of `length` tokens; `stored`: projected positions are constants, as in a file."""
+        """FLOPs of a pass over `batch` rows of `length` tokens; `stored`: positions are constants, not projected once."""
         tokens = length * (self.linear_macs() + self.insert_macs() + self.token_macs)
-        projected = 0 if stored else sum(s.positions * s.width * self.hidden for s in self.layers)  # once for all rows
+        projected = 0 if stored else self.hidden * sum((s.positions + s.uncompared) * s.width for s in self.layers)
         return 2 * (batch * (tokens + self.attention_macs(length) + self.head_macs) + projected)
 
     def unread_flops(self, length: int) -> int:
@@ -346,6 +345,7 @@ def _layer_shape(layer: Layer) -> LayerShape:
         other_biases=sum(original(owner, "bias").numel() for owner in biases_of(layer.module) if owner not in linears),
         attention_other=sum(p.numel() for p in attention.parameters() if id(p) not in elsewhere) if layer.heads else 0,
         positions=layer.compared_positions,
+        uncompared=layer.uncompared_positions,
         inserts=_inserts_of(layer),
         needed=layer.needed,
     )

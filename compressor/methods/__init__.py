@@ -205,6 +205,8 @@ class Method:
     continued: Callable[[ModelShape, Options, ModelShape, Collection[str]], int] | None = None
     """Number of those that a later stage trains further with `same`, if others: in a model of the first shape, after a training
     in the second; only the run decides how much of the modules in the collection each block keeps."""
+    sized_alike: Callable[[Options], Collection[str]] = lambda options: ()
+    """The modules of which every block needs as many rows and columns, since one tensor serves them all."""
     trains_base: bool = False
     """Whether the pretrained weights themselves are trained."""
     many_tasks: bool = False

@@ -77,7 +77,7 @@ class Prototypes:
         """A newly initialized mask: scores, or a draw that stays."""
         from compressor.deltas.sources import FixedMasks, Scores
 
-        make = Scores if self.options.masks == "learned" else FixedMasks.drawn
+        make = Scores if learns_masks(self.options) else FixedMasks.drawn
         return make(prototype, self.options.keep)
 
     def _of_tasks(self, name: str, prototype: Prototype) -> TaskScores | None:
@@ -87,6 +87,11 @@ class Prototypes:
         if self.tasks is not None and name not in self.task_scores:
             self.task_scores[name] = TaskScores(self.tasks, [self.mask_over(prototype) for _ in self.tasks.names])
         return self.task_scores.get(name)
+
+
+def learns_masks(options: Options) -> bool:
+    """Whether masks have scores that are trained: with `keep: 1` they hide nothing, whatever their scores are."""
+    return options.masks == "learned" and options.keep < 1
 
 
 def attach_prototypes(model: nn.Module, options: Options) -> None:
@@ -128,13 +133,13 @@ ATTACH = {"adapter": _share_adapter, "lora": _share_lora, "prefix": _share_prefi
 def count(shape: ModelShape, options: Options, places: int) -> int:
     """Number of trainable parameters: n + n' (L + T), prototype and one score per maskable entry (no bias), block and task.
 
-    Without sharing (n + n' (1 + T)) L; random masks have no scores.
+    Without sharing (n + n' (1 + T)) L; masks that are random, or hide nothing (`keep: 1`), have no scores.
     """
     total = 0
     for entries in views(shape, options).values():
         prototypes = entries if not options.share else entries[:1]
         total += sum(trained for trained, _ in prototypes)
-        if options.masks == "learned":
+        if learns_masks(options):
             total += sum(masked for _, masked in entries) + options.tasks * sum(masked for _, masked in prototypes)
     return total
 
@@ -152,6 +157,17 @@ def prototypes_alone(shape: ModelShape, options: Options, before: ModelShape, un
         own = [trained for trained, _ in entries if apart or trained != whole[name]]
         total += sum(own) + (whole[name] if len(own) < len(entries) else 0)
     return total
+
+
+def unused(settings: object) -> dict[str, str]:
+    """The key that only learned masks use, where none is learned: what leaves it without use."""
+    why = "masks: random" if settings.masks == "random" else "keep: 1" if settings.keep == 1 else ""
+    return {"mask_learning_rate": why} if why else {}
+
+
+def sized_alike(options: Options) -> tuple[str, ...]:
+    """The modules that fix the size of a prototype which all blocks share; none for adapters, which are of the hidden size."""
+    return {"lora": options.modules, "prefix": ("key",), "adapter": ()}[options.shared] if options.share else ()
 
 
 def views(shape: ModelShape, options: Options) -> dict[str, list[tuple[int, int]]]:
@@ -179,6 +195,7 @@ METHOD = Method(
     attach=attach_prototypes,
     count=count,
     continued=prototypes_alone,
+    sized_alike=sized_alike,
     learning_rate=1e-3,
     source="Zeng et al. 2023 (ProPETL), sections 3.2 to 3.4, table 4 and appendix A.3",
     reads=(
@@ -194,6 +211,6 @@ METHOD = Method(
     identity=False,
     kind_key="shared",
     variants={"adapter": ("bottleneck",), "lora": ("modules", "rank", "alpha"), "prefix": ("length", "reparametrize")},
-    unused=lambda settings: {"mask_learning_rate": "masks: random"} if settings.masks == "random" else {},
+    unused=unused,
     defaults={"lora": {"rank": 32, "alpha": 48.0}},
 )

@@ -9,7 +9,7 @@ from compressor.cost import ModelShape, share, spendable
 from compressor.errors import UserError
 from compressor.methods import GROUND, Method, Options, adapter, lora, method
 from compressor.models.modules import REST
-from compressor.selection.score_names import SCOPES, SCORES
+from compressor.selection.score_names import SCOPES, SCORES, without_eps
 
 if TYPE_CHECKING:
     from torch import nn
@@ -86,6 +86,12 @@ def kept(shape: ModelShape, options: Options) -> int:
     return 0 if options.strategy == "static" else places_of(shape, options)
 
 
+def unused(settings: object) -> dict[str, str]:
+    """The key that ID3's heuristic |g|/(|θ|+eps)^exp leaves without use: `eps` (but its default) where it is |g|."""
+    grows = settings.strategy in ("increment", "repeat")
+    return {"eps": "exp: 0"} if grows and without_eps(settings.exp, settings.eps) else {}
+
+
 METHOD = Method(
     name="selective",
     summary="values on the chosen positions of the weights, of a lora or of adapters, everything else frozen",
@@ -102,6 +108,7 @@ METHOD = Method(
     scopes=SCOPES,
     mergeable={"weights": True, "lora": True, "adapter": False},
     omega_kinds=("static",),
+    unused=unused,
     kind_key="strategy",
     variants={
         "static": (),

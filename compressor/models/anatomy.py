@@ -168,6 +168,15 @@ class Layer:
         return 2 * self.attention.pos_ebd_size * len(self.attention.pos_att_type)
 
     @property
+    def uncompared_positions(self) -> int:
+        """Number of relative positions that DeBERTa projects and compares with nothing: by `query` and `key` it projects those
+        of both kinds, whichever it compares (`pos_att_type`); 0 elsewhere."""
+        attention = self.attention
+        if not (getattr(attention, "relative_attention", False) and attention.share_att_key):
+            return 0
+        return 4 * attention.pos_ebd_size - self.compared_positions
+
+    @property
     def norm_after_ffn(self) -> nn.Module:
         """The norm of the sum of the FFN's output and input. Raises UserError E407 where the row names none."""
         if self.blocks.ffn_norm is None:

@@ -143,7 +143,9 @@ def loss_scores(
         for encoding, labels in encodings:
             # with a loss summed over rows, each row has its own gradient
             loss = kind.loss(model(**encoding).logits, labels, "sum")
-            gradients = torch.autograd.grad(loss, [probe.seen[number][1] for number in probe.blocks])
+            seen = [probe.seen[number][1] for number in probe.blocks]
+            # 0 where the loss reads none of a block: of an encoder without cross-attention, say
+            gradients = torch.autograd.grad(loss, seen, materialize_grads=True)
             for number, gradient in zip(probe.blocks, gradients, strict=True):
                 effect = probe.seen[number][0].detach() * gradient
                 if effect.dim() == 2:  # an FFN may get the tokens of all rows in one axis (OPT)

@@ -75,7 +75,7 @@ def loss_importance(
     totals = {owner: torch.zeros_like(weight) for owner, weight in stored.items()}
     for encoding, labels in encodings:
         loss = kind.loss(merged(**encoding).logits, labels, "sum")
-        gradients = torch.autograd.grad(loss, list(stored.values()))
+        gradients = torch.autograd.grad(loss, list(stored.values()), materialize_grads=True)  # unused ones have 0
         for (owner, weight), gradient in zip(stored.items(), gradients, strict=True):
             totals[owner] += (weight.detach() * gradient).abs().pow(LOSS_POWER[criterion])
         on_batch(len(labels))
@@ -87,13 +87,14 @@ def _candidates(matrices: Sequence[Matrix], scores: Mapping[str, Tensor], criter
     """The scores of `matrices`, with those of masked weights HIDDEN. Raises UserError E409 where one is not finite."""
     for matrix in matrices:
         require_finite(scores[matrix.path], f"criterion {criterion}: the scores of {matrix.path}")
-    return {matrix.path: _hidden_first(matrix, scores[matrix.path]) for matrix in matrices}
+    return {matrix.path: _overwritten(matrix, scores[matrix.path], HIDDEN) for matrix in matrices}
 
 
-def _hidden_first(matrix: Matrix, scores: Tensor) -> Tensor:
+def _overwritten(matrix: Matrix, values: Tensor, hidden: float) -> Tensor:
+    """The values (out, in), with `hidden` wherever a mask of either kind hides W."""
     for mask in (matrix.mask, matrix.weight_mask):
-        scores = scores if mask is None else torch.where(mask.keep, scores, HIDDEN)
-    return scores
+        values = values if mask is None else torch.where(mask.keep, values, hidden)
+    return values
 
 
 def hide_lowest(matrices: Sequence[Matrix], scores: Mapping[str, Tensor], count: int, hides: Hides = "both") -> None:
@@ -151,12 +152,18 @@ def mask_of(matrix: Matrix, hides: Hides) -> Mask | None:
 
 def require_zeros_kept(model: nn.Module) -> None:
     """Raises UserError E412 where merging would fill zeros: a mask hides W alone, and M ⊙ W + ΔW is dense."""
-    for layer in layers_of(model):
-        for matrix in map(layer.matrix, layer.names):
-            mask = matrix.weight_mask
-            if mask is not None and bool((~mask.keep & (matrix.delta != 0)).any()):
-                what = f"merging would fill the zeros of {matrix.path}: its mask hides W alone, and M ⊙ W + ΔW is dense"
-                raise UserError("E412", what, "Export with merge: false, or prune again without hides: weight")
+    if (matrix := _filled_by_merge(model)) is not None:
+        what = f"merging would fill the zeros of {matrix.path}: its mask hides W alone, and M ⊙ W + ΔW is dense"
+        raise UserError("E412", what, "Export with merge: false, or prune again without hides: weight")
+
+
+def _filled_by_merge(model: nn.Module) -> Matrix | None:
+    """The first matrix that is not zero everywhere where a mask hides W alone: there is a ΔW or a refit; None without one."""
+    for matrix in (layer.matrix(name) for layer in layers_of(model) for name in layer.names):
+        mask = matrix.weight_mask
+        if mask is not None and bool((~mask.keep & (matrix.weight != 0)).any()):
+            return matrix
+    return None
 
 
 @dataclass(frozen=True)
@@ -170,15 +177,18 @@ class Density:
 
 
 def densities(model: nn.Module) -> list[Density]:
-    """Densities of the blocks' matrices by pattern, counted on W + ΔW as it would be merged, under a mask of W alone on M ⊙ W.
+    """Densities of the blocks' matrices by pattern, counted on W + ΔW as it would be merged, under a mask of W alone on M ⊙ W
+    unless a merge of the model keeps its zeros.
 
     A mask whose n:m groups were broken since (by removed neurons, say) counts as unstructured.
     """
     weights_of: dict[str, list[Tensor]] = {}
+    apart = _filled_by_merge(model) is not None
     for layer in layers_of(model):
         for matrix in map(layer.matrix, layer.names):
-            weight = matrix.weight if matrix.weight_mask is None else matrix.used
-            weights_of.setdefault(_pattern_of(matrix), []).append(weight.detach())
+            alone = apart and _hides_alone(matrix)
+            weight = _overwritten(matrix, matrix.original, 0.0) if alone else matrix.weight
+            weights_of.setdefault(_pattern_of(matrix, alone), []).append(weight.detach())
     return [
         Density(pattern, len(weights), sum(w.numel() for w in weights), sum(int((w != 0).sum()) for w in weights))
         for pattern, weights in weights_of.items()
@@ -187,17 +197,22 @@ def densities(model: nn.Module) -> list[Density]:
 
 def densities_apart(model: nn.Module) -> list[Density]:
     """Densities of an unmerged model whose masks hide W alone, which a merge would fill; none for other models."""
-    layers = layers_of(model)
-    return densities(model) if any(layer.matrix(name).weight_mask for layer in layers for name in layer.names) else []
+    return densities(model) if _filled_by_merge(model) is not None else []
 
 
-def _pattern_of(matrix: Matrix) -> str:
-    mask = matrix.weight_mask or matrix.mask
+def _hides_alone(matrix: Matrix) -> bool:
+    """Whether W alone is masked, and not all of that by a mask over W + ΔW, too."""
+    alone, both = matrix.weight_mask, matrix.mask
+    return alone is not None and (both is None or bool((both.keep & ~alone.keep).any()))
+
+
+def _pattern_of(matrix: Matrix, alone: bool) -> str:
+    mask = matrix.weight_mask if alone else matrix.mask or matrix.weight_mask
     if mask is None:
         return ""
     pattern = NofM.parse(mask.pattern)
     name = mask.pattern if pattern is None or holds(mask.keep, pattern) else UNSTRUCTURED
-    return f"{name}, of W alone" if mask.first else name
+    return f"{name}, of W alone" if alone else name
 
 
 def holds(kept: Tensor, pattern: NofM) -> bool:
@@ -213,10 +228,10 @@ def nonzeros(model: nn.Module) -> int:
     With masks of W alone nothing is merged: M ⊙ W and the parameters of ΔW count.
     """
     hidden = sum(
-        int(((matrix.original != 0) & ~matrix.weight_mask.keep).sum())
+        int(((matrix.original != 0) & (_overwritten(matrix, matrix.original, 0.0) == 0)).sum())
         for layer in layers_of(model)
         for matrix in map(layer.matrix, layer.names)
-        if matrix.weight_mask is not None
+        if matrix.mask is not None or matrix.weight_mask is not None
     )
     return sum(int((parameter != 0).sum()) for parameter in model.parameters()) - hidden
 

@@ -17,6 +17,11 @@ OF_DATA = ("samples", "batch_size", "mode", "clip")
 OF_HEURISTIC = ("exp", "eps")
 
 
+def without_eps(exp: float | None, eps: float | None) -> bool:
+    """Whether an `eps` other than the default is given that |g|/(|θ|+eps)^exp, of these keys of a file, does not use."""
+    return not exp and eps not in (None, 1)
+
+
 @dataclass(frozen=True)
 class Score:
     """A way to rank positions.

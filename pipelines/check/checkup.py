@@ -5,20 +5,24 @@ Findings here never stop a run: errors that do are raised by `pipelines.engine.p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from compressor.accelerator import gpu
 from compressor.tasks import data_files, ending, named_files
 from compressor.tasks.data import task_tokenizer
+from compressor.tasks.decoding.generate_texts import prompts_of_a_batch
+from compressor.tasks.decoding.prompt_items import items_of
 from compressor.tasks.features import sequences_of, targets_of, tokens_of
 from compressor.tasks.kinds.classification import INTEGER
 from compressor.tasks.listing import NO_LABEL
 from compressor.tasks.reading import read_task, read_tests
 from compressor.tasks.rows import Split
-from compressor.tasks.task_kind import TaskKind, kind_of
+from compressor.tasks.task_kind import TaskKind, kind_for, kind_of
 from pipelines.engine.base_corrections import texts_read_otherwise
 from pipelines.engine.preflight import Ready
 from pipelines.engine.stage import BaseModelReference, entries_after
@@ -45,7 +49,7 @@ def account_of(ready: Ready) -> dict[str, Any]:
         splits = dict(zip(map(dotted, named_files(task)), (data.train, data.validation, *tests.values()), strict=True))
         tokenizer = task_tokenizer(ready.base.folder, kind)
         tasks[dotted(path)] = {
-            key: {"file": str(file), **facts_of(split, kind, task, data.label_names, tokenizer)}
+            key: {"file": str(file), **facts_of(split, kind, task, data.label_names, tokenizer), **_texts_of(key, split, task)}
             for (key, split), file in zip(splits.items(), data_files(task), strict=True)
         }
         warnings += [f"{dotted(path)}: {text}" for text in warnings_of(splits, kind, task, tasks[dotted(path)])]
@@ -87,6 +91,19 @@ def facts_of(split: Split, kind: TaskKind, task: TaskConfig, names: list[str], t
         "cut": int((lengths > task.max_length).sum()),
         **_cut_targets(split, task, tokenizer),
     }
+
+
+def _texts_of(key: str, split: Split, task: TaskConfig) -> dict[str, Any]:
+    """What is generated each time a model is scored by texts for a file, where it is: those of validation wherever the task has
+    `decode`, those of files that are only scored where the main metric is of texts (`decides`)."""
+    decides, config = kind_for(task).metric.of_texts, task.decode
+    if config is None or key == "train" or (key != "validation" and not decides):
+        return {}
+    import torch
+
+    prompts, together = len(items_of(split, config)), prompts_of_a_batch(config, gpu() or torch.device("cpu"))
+    steps = math.ceil(prompts / together) * config.max_new_tokens
+    return {"generated": {"tokens": prompts * config.beams * config.max_new_tokens, "steps": steps, "decides": decides}}
 
 
 def _cut_targets(split: Split, task: TaskConfig, tokenizer) -> dict[str, int]:

@@ -3,10 +3,12 @@
 The rules give the order of magnitude:
 
 - a training step costs a forward pass and as much again to carry gradients back, and once more where the base's own weights
-  are trained; one pass of the dense model over the training rows if it is the teacher;
+  are trained; one pass of the dense model over the training rows if it is the teacher, or as many as the training where its
+  outputs are not stored (hidden states, scores of a vocabulary);
 - scoring by gradients costs three forward passes a row, and every exported file computes all validation rows; work not
   measured in FLOPs (robust PCA, tracing, a server, a latency table) counts as a number of seconds. Each stage's row has its
   rule;
+- where texts are generated, each of their tokens costs a pass of one token, and each step the time in which weights are read;
 - FLOPs run at a share of the speed of one large matrix product on this machine, between FAST and SLOW;
 - training holds 16 bytes for each parameter that it trains and 4 for the others, and the activations of its largest batch;
 - what is timed against each other is open at once, one process a file; files that are only timed are temporary ones.
@@ -28,6 +30,7 @@ from compressor.processor import free_memory
 from pipelines.engine.stage import Entry
 from pipelines.file.config import Pipeline
 from pipelines.reporting.format import human_seconds
+from pipelines.stages.generating_cost import work_of_texts
 
 FAST, SLOW = 0.7, 0.2
 """Shares of the speed of a large matrix product that whole models reach."""
@@ -105,10 +108,26 @@ def rows_of(account: dict[str, Any]) -> dict[str, Any]:
     counts = {key: sum(split["rows"] * split["sequences"] for split in facts) for key, facts in measured.items()}
     counts["train"] = sum(split["rows"] for split in splits["train"])
     counts["sequences"] = max(split["sequences"] for split in splits["train"])
+    texts = {"generated": splits["validation"], "generated_tests": scored}
     tokens = [split for facts in splits.values() for split in facts]
     rows = sum(split["rows"] for split in tokens)
     mean = sum(split["rows"] * split["tokens"]["mean"] for split in tokens) / rows
-    return {**counts, "mean": max(int(mean), 1), "longest": max(split["tokens"]["max"] for split in tokens)}
+    longest = max(split["tokens"]["max"] for split in tokens)
+    return {**counts, **_generated(texts), "mean": max(int(mean), 1), "longest": longest}
+
+
+def _generated(splits: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The tokens that a model generates for all prompts of some files, its steps, and whether the main metric is of them, by
+    name; without those that none is generated for."""
+    texts = {name: [facts["generated"] for facts in each if "generated" in facts] for name, each in splits.items()}
+    return {
+        name: {
+            **{key: sum(facts[key] for facts in each) for key in ("tokens", "steps")},
+            "decides": any(facts["decides"] for facts in each),
+        }
+        for name, each in texts.items()
+        if each
+    }
 
 
 def work(entry: Entry, plan: Plan, before: Plan, rows: dict[str, Any]) -> dict[str, float]:
@@ -118,7 +137,9 @@ def work(entry: Entry, plan: Plan, before: Plan, rows: dict[str, Any]) -> dict[s
     usual = {"flops": 0, "seconds": 1.0, "memory": 2 * shape.bytes, "disk": 0, "temporary": 0}
     if entry.row.publishes_model:  # at most all weights; losses are computed on a few hundred rows
         measured = rows["validation"] + rows["tests"] * entry.row.scores_tests
-        usual |= {"flops": (6 * 512 * rows["sequences"] + measured) * forward, "disk": shape.bytes}
+        generating, waiting = work_of_texts(shape, rows, 1, tests=1) if entry.row.scores_tests else (0, 0)
+        flops = (6 * 512 * rows["sequences"] + measured) * forward + generating
+        usual |= {"flops": flops, "seconds": 1.0 + waiting, "disk": shape.bytes}
     return usual | entry.row.estimate(entry.config, plan, before, rows)
 
 

@@ -16,18 +16,19 @@ from serving.running import cache_folder
 
 SPACED = "a film , was n't ."
 """A text that a tokenizer which cleans up spaces writes otherwise."""
-CHECK = 1
+CHECK = 2
 """Number of the way in which a folder is checked, raised where this file or `tokenizer_of` finds other things: what the cache
 has of an earlier way is found again."""
 LIBRARIES = ("transformers", "tokenizers")
 """Their versions decide what is found, too."""
-CORRECTIONS = ("tokens", "clean_up", "head", "segments")
+CORRECTIONS = ("tokens", "clean_up", "head", "segments", "positions")
 
 
 def base_corrections(folder: Path, sha256: str, *, decodes: bool) -> dict[str, int]:
     """`tokens` where transformers' AutoTokenizer gives texts other tokens or inputs than tokenizer.json, `clean_up` where it
     writes generated texts otherwise (`decodes`: some are scored), `head` where a part of the task head is pretrained,
-    `segments` where its tokenizer numbers segments for a model that takes the numbers for words.
+    `segments` where its tokenizer numbers segments for a model that takes the numbers for words, `positions` where a DeBERTa
+    projects relative positions that it does not compare: FLOPs left them out.
 
     `sha256` is the folder's. Raises UserError E304.
     """
@@ -74,5 +75,12 @@ def _compared(folder: Path) -> dict[str, Any]:
         "clean_up": stock.decode(ids) != stock.decode(ids, clean_up_tokenization_spaces=False),
         "head": config.get("model_type") == "modernbert" and "ModernBertForMaskedLM" in (config.get("architectures") or ()),
         "segments": segments_as_words(config) and "token_type_ids" in stock.model_input_names,
+        "positions": bool(config.get("relative_attention") and config.get("share_att_key")) and _compares_one_kind(config),
         "texts": list(texts or ()),
     }
+
+
+def _compares_one_kind(config: dict[str, Any]) -> bool:
+    """Whether `pos_att_type`, a list or words with | between them, names not both kinds of relative positions."""
+    kinds = config.get("pos_att_type") or ()
+    return len(kinds.split("|") if isinstance(kinds, str) else kinds) < 2

@@ -8,20 +8,25 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel
 
 from compressor.errors import UserError
 from compressor.tasks.sources.hub_set import HUB, is_hub
 from compressor.text_files import from_home, written_as_path
 from pipelines.engine import stage as stage_table
 from pipelines.engine.stage import load_stage
-from pipelines.file.faults import nearest
+from pipelines.file.faults import models_in, nearest
 from pipelines.file.pipeline_file import PipelineFile
 from pipelines.file.task_keys import names_path
 from pipelines.file.yaml_source import KeyPath, YamlSource, dotted, parse
 
 TRAININGS = "trainings."
 """Start of a key that every stage which trains takes: a preset's unless the stage has its own value, that of --set always."""
+
+IMPLIED = ("items", "search")
+"""Keys of a stage whose own keys may stand in their place, as those of `prune`."""
 
 NAME = r'(?:"[^"]+"|[^."]+)'
 KEY = re.compile(rf"{NAME}(?:\.{NAME})*")
@@ -101,20 +106,48 @@ def _put(
     mark: str,
     placed: Callable[[KeyPath, Any], Any] = lambda path, value: value,
 ) -> None:
-    """Give a value to the keys at some paths, each its own copy; null drops those that the file has."""
+    """Give a value to the keys at some paths, each its own copy; null drops those that the file has, and asks nothing of others
+    that may be given."""
     if value is None and (there := _keys_of_file(source, paths)):
         for path in there:  # null is no value of any key: its default holds
             source.drop(path)
         return
     for path in paths:
-        source.put(path, placed(path, deepcopy(value)), mark)
+        if value is not None or path[-1] not in _fields_at(path[:-1]):
+            source.put(path, placed(path, deepcopy(value)), mark)
 
 
 def _keys_of_file(source: YamlSource, paths: Sequence[KeyPath]) -> list[KeyPath]:
     """Those of the paths that the file has as keys; a whole stage is none, which may be null: one without keys."""
     stages = stage_paths(source).values()
-    keys = [path for path in paths if path not in stages and isinstance(source.get(path[:-1]), dict)]
-    return [path for path in keys if path[-1] in source.get(path[:-1])]
+    return [path for path in paths if path not in stages and source.has(path) and isinstance(source.get(path[:-1]), dict)]
+
+
+def _fields_at(path: KeyPath) -> dict[str, list[Any]]:
+    """The keys that may be given at a path of a pipeline file, and the types that each may have: in a union, those of every
+    form."""
+    of_stage = path[:1] == ("stages",) and len(path) > 2 and path[2] in stage_table.STAGE_NAMES
+    config, location = (load_stage(path[2]).config, path[3:]) if of_stage else (PipelineFile, path)
+    forms = [config, *(form for name in IMPLIED if of_stage for form in _forms(config, name))]
+    # the names of several tasks are no fields, and neither are the places in a list
+    names = [part for place, part in enumerate(location) if isinstance(part, str) and (location[0], place) != ("tasks", 1)]
+    for name in names:
+        forms = [inner for form in forms for inner in _forms(form, name)]
+    return {
+        name: [form.model_fields[name].annotation for form in forms if name in form.model_fields]
+        for form in forms
+        for name in form.model_fields
+    }
+
+
+def _forms(config: type[BaseModel], name: str) -> list[type[BaseModel]]:
+    """The configs that a key of a config may hold."""
+    return list(models_in(config.model_fields[name].annotation)) if name in config.model_fields else []
+
+
+def _holds_keys(annotation: Any) -> bool:
+    """Whether a type is, or may be, a mapping."""
+    return get_origin(annotation) is dict or any(models_in(annotation)) or any(map(_holds_keys, get_args(annotation)))
 
 
 def preset_wholes(source: YamlSource, presets: Sequence[Preset]) -> None:
@@ -165,18 +198,18 @@ def _trains(name: str) -> bool:
 
 
 def _path_of(source: YamlSource, names: list[str], mark: str) -> KeyPath:
-    """Path of a key such as tune.rank, whose parent is created where it is missing. Raises UserError E109."""
+    """Path of a key such as tune.rank, whose parents may be missing where the file may have them. Raises UserError E109."""
     path, remaining = _start_of(source, names, mark)
     for part in remaining[:-1]:
         path = _step(source, path, part, mark)
-    if remaining:
-        current = source.get(path)
-        if current is None:
-            source.put(path, {}, mark)
-        elif not isinstance(current, dict | list):
-            raise UserError("E109", f"'{dotted(path)}' holds a value, not keys", "Set it as a whole", mark)
-        path = _step(source, path, remaining[-1], mark) if isinstance(current, list) else (*path, remaining[-1])
-    return path
+    if not remaining:
+        return path
+    current = source.get(path) if source.has(path) else None
+    if isinstance(current, list) or _place_of_items(current, remaining[-1]):
+        return _step(source, path, remaining[-1], mark)
+    if not isinstance(current, dict | None):
+        raise UserError("E109", f"'{dotted(path)}' holds a value, not keys", "Set it as a whole", mark)
+    return (*path, remaining[-1])
 
 
 def _start_of(source: YamlSource, parts: list[str], mark: str) -> tuple[KeyPath, list[str]]:
@@ -196,13 +229,21 @@ def _start_of(source: YamlSource, parts: list[str], mark: str) -> tuple[KeyPath,
 
 
 def _step(source: YamlSource, path: KeyPath, part: str, mark: str) -> KeyPath:
-    """Follow one part of an override's key. A list stands for its `items`, and a mapping without `items` for a list of one."""
-    value = source.get(path)
+    """Follow one part of an override's key. A list stands for its `items`, also where it is written under that key, and a
+    mapping without `items` for a list of one. A list is written under that key where another key of its stage is set."""
+    value = source.get(path) if source.has(path) else None
+    if _place_of_items(value, part):
+        return _step(source, (*path, "items"), part, mark)
     if (isinstance(value, list) and part == "items") or (
         isinstance(value, dict) and part in ("items", "0") and part not in value
     ):
         return path
     if isinstance(value, dict) and part in value:
+        return (*path, part)
+    if isinstance(value, list) and _beside_items(source, path, part):
+        source.nest(path, "items")
+        return (*path, part)
+    if isinstance(value, dict | None) and part not in IMPLIED and any(map(_holds_keys, _fields_at(path).get(part, ()))):
         return (*path, part)
     # digits are a place in a list alone: in a mapping they are a name, as of a file in task.test
     places = {str(place): place for place in range(len(value))} if isinstance(value, list) else {}
@@ -213,6 +254,18 @@ def _step(source: YamlSource, path: KeyPath, part: str, mark: str) -> KeyPath:
         raise UserError("E109", f"no '{part}' in '{dotted(path)}'", fix, mark)
     keys = list(value) if isinstance(value, dict) else list(places)
     raise UserError("E109", f"no '{part}' in '{dotted(path)}'", _advice(part, keys), mark)
+
+
+def _place_of_items(value: Any, part: str) -> bool:
+    """Whether a part of a key is a place in the list that a mapping has under `items`."""
+    return isinstance(value, dict) and isinstance(value.get("items"), list) and part.isdecimal() and part not in value
+
+
+def _beside_items(source: YamlSource, path: KeyPath, part: str) -> bool:
+    """Whether a part of a key is a key of the stage at a path, beside its items, and no key of these."""
+    known = path in stage_paths(source).values() and path[2] in stage_table.STAGE_NAMES
+    fields = load_stage(path[2]).config.model_fields if known else {}
+    return "items" in fields and part in fields and part not in IMPLIED
 
 
 def _advice(name: str, names: Sequence[str]) -> str:

@@ -74,6 +74,8 @@ class YamlSource:
 
     data: Any
     marks: dict[KeyPath, str] = field(default_factory=dict)
+    written: dict[KeyPath, str] = field(default_factory=dict)
+    """The unquoted scalars that are no text, as they are written: '1e-3' where the value is 0.001."""
 
     def locate(self, path: KeyPath) -> KeyPath:
         """The path as written in the file: parts that the file leaves out (a config's implied wrappers) are dropped."""
@@ -99,8 +101,16 @@ class YamlSource:
                 return mark if mark.startswith("--set") or not path else f"{mark}: {dotted(path)}"
         return dotted(path)
 
+    def has(self, path: KeyPath) -> bool:
+        """Whether there is a value at `path`, if only null."""
+        return self.locate(path) == path
+
     def put(self, path: KeyPath, value: Any, mark: str) -> None:
-        """Set the value at `path`, whose parent exists, and record where it came from."""
+        """Set the value at `path`, and record where it came from; mappings on the way that are missing, or null, are made."""
+        for length in range(1, len(path)):
+            if not self.has(path[:length]) or self.get(path[:length]) is None:
+                self.get(path[: length - 1])[path[length - 1]] = {}
+                self.marks[path[:length]] = mark
         self.get(path[:-1])[path[-1]] = value
         self._forget(path)
         self.marks[path] = mark
@@ -110,9 +120,19 @@ class YamlSource:
         del self.get(path[:-1])[path[-1]]
         self._forget(path)
 
+    def nest(self, path: KeyPath, name: str) -> None:
+        """Put the value at `path` under a key of a mapping in its place: [...] -> {name: [...]}."""
+        self.get(path[:-1])[path[-1]] = {name: self.get(path)}
+        mark = self.marks[path]
+        for facts in (self.marks, self.written):
+            inside = [other for other in facts if other[: len(path)] == path]
+            facts.update({(*path, name, *other[len(path) :]): facts.pop(other) for other in inside})
+        self.marks[path] = mark
+
     def _forget(self, path: KeyPath) -> None:
-        for stale in [other for other in self.marks if other[: len(path)] == path]:
-            del self.marks[stale]
+        for facts in (self.marks, self.written):
+            for stale in [other for other in facts if other[: len(path)] == path]:
+                del facts[stale]
 
 
 def read_yaml(path: Path) -> YamlSource:
@@ -130,7 +150,7 @@ def parse(text: str, name: str) -> YamlSource:
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "unreadable"
         raise UserError("E101", f"not YAML ({problem})", "Check indentation, brackets and quotes there", place) from None
     builder = _Builder(name)
-    source = YamlSource(None if root is None else builder.build(root, ()), builder.marks)
+    source = YamlSource(None if root is None else builder.build(root, ()), builder.marks, builder.written)
     source.marks.setdefault((), f"{name}:1")
     if builder.errors:
         raise UserErrors(first_of(builder.errors))
@@ -183,6 +203,7 @@ class _Builder:
     def __init__(self, name: str):
         self.name = name
         self.marks: dict[KeyPath, str] = {}
+        self.written: dict[KeyPath, str] = {}
         self.errors: list[UserError] = []
         self.count = 0
         self.seen: set[int] = set()
@@ -213,11 +234,15 @@ class _Builder:
         if node.style is not None:  # quoted or a block: text
             return self.text(node, path)
         try:
-            return scalar(node.value)
+            value = scalar(node.value)
         except ValueError:
             value = node.value if len(node.value) <= 40 else f"{node.value[:37]}..."
             what = f"a number of {len(node.value):,} digits" if INT.fullmatch(node.value) else f"{value} is no finite number"
             self.fault("E104", what, "Write a finite number", path)
+            return None
+        if not isinstance(value, str):
+            self.written[path] = node.value
+        return value
 
     def text(self, node: yaml.ScalarNode, path: KeyPath) -> str:
         """A text; a character beyond U+FFFF may be two escapes, \\uD83D\\uDE42, as in JSON."""

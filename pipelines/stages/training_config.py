@@ -235,6 +235,21 @@ def repeated_rank(config: TrainingConfig) -> dict[str, Any]:
     return {"inherited_alpha": 2} if row is not None and "on" in row.reads and row.takes_places(config) else {}
 
 
+def decayed_at_norms(config: TrainingConfig) -> dict[str, Any]:
+    """For `Stage.corrected`: no decay reached adapters at a norm, which may be those of a select or of an earlier training."""
+    if not config.weight_decay:
+        return {}
+    row = method(config.method) if config.method in NAMES else None  # `same` trains what is there
+    taken = row is None or ("on" in row.reads and config.on in (None, "adapter") and row.takes_places(config))
+    return {"norm_decay": 2} if config.placement == "adapterhub" or (taken and config.placement is None) else {}
+
+
+def useless_scores(config: TrainingConfig) -> dict[str, Any]:
+    """For `Stage.corrected`: masks that hide nothing had scores, whose gradients counted in the norm that is clipped."""
+    learned = config.method == "propetl" and config.masks != "random"
+    return {"useless_scores": 2} if learned and config.keep == 1 else {}
+
+
 def length_problems(config: TrainingConfig) -> Iterable[Problem]:
     """Faults of a training whose length is given twice, in evaluations that there are not, or shorter than its burn-in."""
     for key in () if config.keep_best else ("evaluate_every", "patience"):

@@ -14,6 +14,7 @@ from compressor.methods import (
     method,
     selective,
 )
+from pipelines.stages.generating_cost import decided_by_texts, work_of_texts
 from pipelines.stages.training_config import TrainingConfig, burn_in_fault
 
 if TYPE_CHECKING:
@@ -112,24 +113,32 @@ def estimate(config: TrainingConfig, plan: Plan, before: Plan, rows: dict[str, A
     learned, mean = _learned(config, rows)
     sequences = rows.get("sequences", 1)
     taken, backward = learned * config.passes(learned), (3 if trains_base else 2) * sequences
-    evaluated = rows["validation"] * (1 + config.evaluations(taken / learned, learned)) + rows.get("tests", 0)
+    evaluations, decided = config.evaluations(taken / learned, learned), decided_by_texts(rows)
+    evaluated = rows["validation"] * (1 + evaluations) + rows.get("tests", 0)
     flops = backward * shape.flops(mean) * taken + evaluated * shape.flops(rows["mean"])
+    texts = [work_of_texts(shape, rows, 1 + evaluations * decided, tests=1)]
     teacher = bool(getattr(config, "distill", False))
     of_teacher = rows.get("teacher", {"flops": plan.dense.flops(mean), "bytes": plan.dense.bytes})
+    # its logits are stored for all runs, but not those over a vocabulary; with hidden states it computes each batch again
+    stored = teacher and config.distill == "logits" and not plan.generates
     if teacher:
-        flops += learned * sequences * of_teacher["flops"]
+        flops += (learned if stored else taken) * sequences * of_teacher["flops"]
     length = min(rows["longest"], plan.length)
     # the control, one after the other, is as large as the dense model
     control = plan.tuned if getattr(config, "control", False) else None
     if control:
         if learned > rows["train"] and "teacher" not in rows:
             taken = min(taken, PASSES_OF_LABELS * rows["train"])
+        elif teacher and not stored:
+            flops += taken * sequences * of_teacher["flops"]
         flops += backward * control.flops(mean) * taken + evaluated * control.flops(rows["mean"])
+        texts.append(work_of_texts(control, rows, (1 + evaluations) * decided, tests=1))
+    generating, waiting = map(sum, zip(*texts, strict=True))
     largest = control or shape
     disk = sum(model.bytes if trains_base else 8 * trained for model in (shape, control) if model)
     return {
-        "flops": flops,
-        "seconds": 3.0,
+        "flops": flops + generating,
+        "seconds": 3.0 + waiting,
         "memory": largest.bytes
         + (16 if config.keep_best else 12) * trained
         + config.batch_size * sequences * saved_bytes(largest, length)

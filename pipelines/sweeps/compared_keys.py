@@ -44,11 +44,7 @@ def require_used(trial: SweepTrial, grid: Grid, overrides: Sequence[str], pipeli
     compared = [(key, _paths(key, pipeline)) for key in trial.values if key not in trial.named]
     for key, paths in compared:
         _require_run(key, paths, pipeline, until)
-    rows = [
-        _Setting(f"{key} of {axis} '{trial.values[axis]}'", _paths(key, pipeline))
-        for axis in trial.named
-        for key in grid.named[axis][trial.values[axis]]
-    ]
+    rows = _rows_of(trial, grid, pipeline)
     given = [_Setting(f"--set {text}", _paths(text.partition("=")[0], pipeline)) for text in overrides]
     keys = [[_Setting(f"the compared key {key}", paths)] for key, paths in compared]
     repeats = [_Setting("--seeds" if key == "seed" else "--subsets", _paths(key, pipeline)) for key in trial.repeat]
@@ -58,6 +54,21 @@ def require_used(trial: SweepTrial, grid: Grid, overrides: Sequence[str], pipeli
             covered = {path for path in first.paths for other in second.paths if path[: len(other)] == other}
             if covered and covered == first.paths:
                 raise _replaced(first.mark, second.mark)
+
+
+def require_rows_run(trial: SweepTrial, grid: Grid, job: TrialJob) -> None:
+    """Raise UserError E115 for a key of a trial's named rows that is read by nothing in its job, as `require_used` does."""
+    for key, paths in _rows_of(trial, grid, job.pipeline):
+        _require_run(key, paths, job.pipeline, job.until)
+
+
+def _rows_of(trial: SweepTrial, grid: Grid, pipeline: Pipeline) -> list[_Setting]:
+    """What the named rows of a trial set."""
+    return [
+        _Setting(f"{key} of {axis} '{trial.values[axis]}'", _paths(key, pipeline))
+        for axis in trial.named
+        for key in grid.named[axis][trial.values[axis]]
+    ]
 
 
 def require_effects(axes: Axes, trials: Sequence[SweepTrial], jobs: Sequence[TrialJob]) -> None:
@@ -90,7 +101,7 @@ def _require_run(key: str, paths: Paths, pipeline: Pipeline, until: str) -> None
         raise UserError("E115", what, "Leave it out; --name is that of the sweep")
     ids = [entry.id for entry in pipeline.stages]
     after = ids[ids.index(until) + 1 :]
-    if all(path[0] in after for path in paths):
+    if paths and all(path[0] in after for path in paths):
         stage = max((path[0] for path in paths), key=ids.index)
         what = f"{key} is compared, and stage '{stage}' is not run: it comes after '{until}'"
         raise UserError("E115", what, f"Add --until {stage}, or compare another key")

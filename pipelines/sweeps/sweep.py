@@ -131,8 +131,7 @@ def _sound(alternatives: Sequence[list[SweepTrial]], make: JobMaker) -> list[Swe
     faults: list[UserError | UserErrors] = []
     for trials in alternatives:
         try:
-            for trial in trials:
-                make(trial)
+            make.probe(trials)
             return trials
         except (UserError, UserErrors) as error:
             faults.append(error)

@@ -17,7 +17,7 @@ from pipelines.file.faults import nearest
 from pipelines.file.overrides import Preset, join_key, split_key
 from pipelines.file.yaml_source import parse
 from pipelines.sweeps.search_ranges import Range, read_range
-from pipelines.sweeps.table_file import Axes, Grid, read_grid, require_no_null, require_once, shown_value
+from pipelines.sweeps.table_file import Axes, Grid, cell_of, read_grid, require_no_null, require_once, shown_value
 
 SHARE = 0.9
 """Share of the training rows in each random subset, as in the SAM paper (Fu et al., 2023, tables 1 and 2)."""
@@ -209,7 +209,8 @@ def part_of(grid: Grid, onlys: Sequence[str]) -> Grid:
             what = f"{mark}: '{key}' has no list of values here"
             raise UserError("E115", what, nearest(key, listed, "There are") if listed else "It is for tables and --over")
         cells = {shown_value(value): value for value in axes[key]}
-        wanted = [shown_value(value) for value in (parse(f"[{text}]", mark).data if equals else [])]
+        given = parse(f"[{text if equals else ''}]", mark)
+        wanted = [cell_of(value, given.written.get((place,)), cells) for place, value in enumerate(given.data)]
         require_once(wanted, mark)
         if not wanted or (odd := next((cell for cell in wanted if cell not in cells), None)) is not None:
             what = f"{mark}: no value is given" if not wanted else f"{mark}: {key} has no {odd!r:.60}"

@@ -7,7 +7,7 @@ to the keys that each sets.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -98,7 +98,7 @@ def _extended(grid: Grid, source: YamlSource, path: KeyPath) -> Grid:
     axes, named = _axes(source, path)
     for axis, values in axes.items():
         if axis in grid.named and axis not in named:
-            _require_known(values, grid.named[axis], source.where((*path, axis)))
+            axes[axis] = _known(values, grid.named[axis], source, (*path, axis))
     return grid.with_axes(axes, named)
 
 
@@ -111,12 +111,14 @@ def _require_no_files(key: str, values: list[Any] | Range, source: YamlSource) -
         raise UserError("E120", f"'{key}' names files, and its values have no names", fix, source.where(("grid",)))
 
 
-def _require_known(values: list[Any] | Range, names: Mapping[str, Any], where: str) -> None:
-    """Raise UserError E120 for a row or column that the table has not."""
-    for value in [values] if isinstance(values, Range) else values:
-        if not isinstance(value, str) or value not in names:
-            fix = nearest(str(value), list(names), "Name its own")
-            raise UserError("E120", f"the table has no '{value!s:.60}' here", fix, where)
+def _known(values: list[Any] | Range, names: Mapping[str, Any], source: YamlSource, path: KeyPath) -> list[str]:
+    """The rows or columns that a list at a path names. Raises UserError E120 for one that the table has not."""
+    listed = [str(values)] if isinstance(values, Range) else values
+    found = [cell_of(value, source.written.get((*path, place)), names) for place, value in enumerate(listed)]
+    if odd := next((cell for cell in found if cell not in names), None):
+        fix = nearest(odd, list(names), "Name its own")
+        raise UserError("E120", f"the table has no '{odd:.60}' here", fix, source.where(path))
+    return found
 
 
 def _mapping(source: YamlSource, path: KeyPath) -> dict[str, Any]:
@@ -151,6 +153,12 @@ def _axes(source: YamlSource, path: KeyPath) -> tuple[Axes, Named]:
 def shown_value(value: Any) -> str:
     """A value as a cell of a table: text as it is, everything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def cell_of(value: Any, written: str | None, cells: Collection[str]) -> str:
+    """The cell that a value of a list names: as it is `written` in YAML where there is such a cell, for a name such as 1e-3 is
+    also a number; else as a table shows it."""
+    return written if written in cells else shown_value(value)
 
 
 def require_no_null(values: list[Any], where: str, code: str) -> None:

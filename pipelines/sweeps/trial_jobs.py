@@ -11,7 +11,7 @@ from compressor.text_files import read_text
 from pipelines.engine.preflight import check_inputs
 from pipelines.file.config import Pipeline, load_pipeline
 from pipelines.file.yaml_source import PIPELINE
-from pipelines.sweeps.compared_keys import require_effects, require_rows_used, require_used
+from pipelines.sweeps.compared_keys import require_effects, require_rows_run, require_rows_used, require_used
 from pipelines.sweeps.sweep_trials import SweepPlan, SweepTrial, require_all_rows
 from pipelines.sweeps.trial_run import END, TrialJob, naming
 
@@ -43,7 +43,17 @@ class JobMaker:
         """The jobs of all trials of a sweep. Raises UserError E115 for a key without effect, and what each job does."""
         jobs = [self(trial) for trial in trials]
         require_effects(self.plan.axes, trials, jobs)
+        self._require_rows_run(trials, jobs)
         return jobs
+
+    def probe(self, trials: Sequence[SweepTrial]) -> None:
+        """Check runs with which a search begins. Raises UserError E115 for a key of named rows that is not read, and what each
+        job does."""
+        self._require_rows_run(trials, [self(trial) for trial in trials])
+
+    def _require_rows_run(self, trials: Sequence[SweepTrial], jobs: Sequence[TrialJob]) -> None:
+        for trial, job in zip(trials, jobs, strict=True):
+            require_rows_run(trial, self.plan.grid, job)
 
     def __call__(self, trial: SweepTrial) -> TrialJob:
         """The job, its pipeline, models and data checked. Raises UserError E1xx, E2xx, E3xx."""

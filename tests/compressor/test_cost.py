@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 from compressor.account import Places
 from compressor.checkpoint import load, save_checkpoint
 from compressor.compression import compression_of
-from compressor.cost import Inserted, LayerShape, ModelShape, human_bytes, paper_flops_ratio, shape_of, share
+from compressor.cost import Inserted, LayerShape, ModelShape, human_bytes, paper_flops_ratio, shape_of, share, spendable
 from compressor.deltas.links import merge_all
 from compressor.methods import Options, method
 from compressor.models.anatomy import layers_of, matrices_of
@@ -75,6 +75,13 @@ def test_layers_outside_the_blocks_compute_every_token(architecture, keys):
     assert counted(model) == shape_of(model).flops(7, batch=2)
 
 
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("kinds", [["c2p"], ["p2c"], []], ids=str)
+def test_positions_are_projected_by_query_and_key_whatever_is_compared(kinds, shared):
+    model = tiny("deberta-v2", torch.float32, pos_att_type=kinds, share_att_key=shared)
+    assert counted(model) == shape_of(model).flops(7, batch=2)
+
+
 def test_flops_equal_the_counter_after_pruning(architecture, cut):
     model = tiny(architecture, torch.float32)
     remove(model, cut)
@@ -130,6 +137,8 @@ def test_the_papers_ratio_holds_adapters():
     """They are linear layers that stay: 2 b d multiply-adds on top of a block's 12 d²."""
     with_adapters = BERT_BASE.with_inserts([(Inserted("adapter", 48),)] * 12)
     assert paper_flops_ratio(with_adapters, BERT_BASE, (), 0, 0) == 1 + 2 * 48 * 768 / (12 * 768**2)
+    of_last = with_adapters.unread_flops(8) - BERT_BASE.unread_flops(8)
+    assert of_last == 2 * 7 * 2 * 48 * 768, "a file computes that of the last block at the first token alone"
 
 
 def test_human_bytes():
@@ -141,6 +150,7 @@ def test_a_share_is_what_is_written():
     assert all(share(percent / 100, size) == percent * size // 100 for percent in range(1, 100) for size in (7, 100, 768**2))
     assert share(0.005, 12 * (4 * 768**2 + 2 * 768 * 3072)) == 424_673
     assert [share(0.999, 1000), share(1e-7, 10_000_000), share(1e-7, 9_999_999), share(5, 3)] == [999, 1, 0, 5]
+    assert spendable(5, 5) == 5, "every position"
 
 
 SHAPES = {

@@ -164,6 +164,22 @@ def test_loss_criteria_are_the_first_order_change_of_the_loss(architecture, stru
     assert torch.isclose(scores[number][unit].double(), expected, rtol=0.02)
 
 
+@pytest.mark.parametrize("structure", ["heads", "neurons", "layers", "weights"])
+def test_what_the_loss_does_not_read_scores_nothing(structure):
+    """The encoder of a T5 of which all cross-attention is gone."""
+    model = tiny("t5")
+    remove(
+        model,
+        {number: Removal(cross_heads=[*range(layer.units("cross_heads"))]) for number, layer in enumerate(layers_of(model))},
+    )
+    encoder = [layer.path for layer in layers_of(model) if ".encoder." in layer.path]
+    if structure == "weights":
+        scores = loss_importance(model, matrices_of(model, ("ffn_in",)), "taylor", [(encoding(), LABELS)]).values()
+    else:
+        scores = loss_scores(model, structure, "taylor", [(encoding(), LABELS)])
+    assert [bool(block.any()) for block in scores] == [layer.path not in encoder for layer in layers_of(model)]
+
+
 STEP = 1e-3
 """Of central differences: llama's, T5's and ModernBERT's norms and positions compute in float32 even in a float64 model."""
 

@@ -7,13 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compressor.cost import LayerShape, ModelShape
+from compressor.cost import LayerShape, ModelShape, shape_of
 from compressor.deltas.sources import Masked, Prototype, Scores, kept_count, straight_through, top_mask
-from compressor.methods import Options
+from compressor.methods import Options, trainable_counts
 from compressor.methods import method as method_row
 from compressor.storage.changes import pack, prototypes_of, unpack
 from compressor.training.trainer import settle
 from tests.compressor.conftest import encoding, logits, prepared, tiny, tuned
+from tests.compressor.training_parts import many
 
 DOUBLE = torch.float64
 
@@ -115,6 +116,17 @@ def test_only_masks_and_random_masks():
     assert not torch.equal(views[0].mask("A"), views[2].mask("A")), "each block has its own"
 
 
+@pytest.mark.parametrize("shared", ["adapter", "lora", "prefix"])
+def test_masks_that_hide_nothing_are_not_trained(shared):
+    """ProPETL table 4, only share: blocks, and tasks, have masks of ones, and the prototypes alone are trained."""
+    model, options = many(shared=shared, keep=1.0)
+    views = [module for module in model.modules() if isinstance(module, Masked)]
+    assert all(view.mask(name) is None or view.mask(name).eq(1).all() for view in views for name in view.names)
+    trained = {id(parameter) for prototype in prototypes_of(model) for parameter in prototype.parameters()}
+    body = {id(one) for one in model.base_model.parameters() if one.requires_grad}
+    assert body == trained and method_row("propetl").count(shape_of(model), options, 0) == trainable_counts(model)["body"]
+
+
 def test_a_reparametrized_prototype_is_stored_without_its_network():
     """ProPETL equations 12 and 13: the masks lie on the network's outputs, which alone are kept."""
     model = tuned(tiny("bert"), "propetl-prefix-reparametrized")
@@ -187,6 +199,7 @@ BASE, LARGE = (ModelShape(hidden, (LayerShape(heads, 64, 4 * hidden),) * depth, 
             12 * 2 * 4 * 32 * 768,
         ),  # only mask: values and scores
         (BASE, "propetl", Options(rank=32, shared="lora", masks="random"), 0, 4 * 32 * 768),
+        (BASE, "propetl", Options(bottleneck=88, keep=1.0), 0, 2 * 88 * 768 + 88 + 768),  # table 4, only share
     ],
 )
 def test_counts_that_the_papers_print(shape, method, options, places, printed):

@@ -5,12 +5,13 @@ import torch
 
 from compressor.checkpoint import load_state, save_state
 from compressor.deltas.factored import apart_of, factor_all
+from compressor.deltas.kinds.refit import Refit
 from compressor.deltas.links import chain, merge_deltas, merged_copy
 from compressor.errors import UserError
 from compressor.models.anatomy import layers_of, matrices_of
 from compressor.pruning.scores import changes_of
 from compressor.pruning.surgery import Removal, remove
-from compressor.pruning.weights import densities, hide_lowest, importance, nonzeros, require_zeros_kept
+from compressor.pruning.weights import densities, densities_apart, hide_lowest, importance, nonzeros, require_zeros_kept
 from compressor.storage import delta_file, live
 from compressor.training.schedule import Schedule
 from compressor.training.trainer import train
@@ -59,6 +60,59 @@ def test_it_is_as_sparse_as_the_paper_counts_only_while_base_and_delta_are_apart
     with pytest.raises(UserError, match=r"E412 merging would fill the zeros of .*\.0\.attention\.self\.query"):
         require_zeros_kept(model)
     require_zeros_kept(merge_deltas(tiny("bert")))
+
+
+@pytest.mark.parametrize("share", [SHARE, 0.6], ids=["as much", "more"])
+def test_what_a_mask_over_the_sum_hides_as_well_is_filled_by_no_merge(share):
+    """Behind it the sum is counted, as merged; at fewer places the zeros of both are those of W."""
+    model, matrices = pruned()
+    query, value = matrices_of(model, ("query",)), matrices_of(model, ("value",))
+    scores, size = importance(matrices, "delta", changes_of(model), 0), sum(matrix.original.numel() for matrix in query)
+    covered = sum(int((~matrix.weight_mask.keep).sum()) for matrix in query)
+    hide_lowest(query, scores, max(covered, int(share * size)))
+    apart = {row.pattern: row.nonzeros for row in densities(model) if row.pattern}
+    of_value = sum(int((~matrix.weight_mask.keep).sum()) for matrix in value)
+    assert apart == {
+        "unstructured": sum(int((matrix.weight != 0).sum()) for matrix in query),
+        "unstructured, of W alone": size - of_value,
+    }
+    assert nonzeros(model) == nonzeros(pruned()[0]) + covered - max(covered, int(share * size))
+    with pytest.raises(UserError, match=r"E412 .*\.value"):
+        require_zeros_kept(model)
+    hide_lowest(value, scores, of_value)
+    require_zeros_kept(model)
+    merged_weights = densities(merged_copy(model))
+    assert sum(row.nonzeros for row in densities(model)) == sum(row.nonzeros for row in merged_weights)
+    assert {row.pattern for row in densities(model)} == {"", "unstructured"}, "the zeros are those of the sum"
+    for matrix, merged in zip(matrices, matrices_of(merged_copy(model), ADAPTED), strict=True):
+        assert torch.equal(merged.weight != 0, matrix.mask.keep)
+
+
+def test_a_later_mask_over_the_weight_counts_what_the_first_hides():
+    _, matrices = pruned()
+    entries = sum(matrix.original.numel() for matrix in matrices)
+    hide_lowest(matrices, importance(matrices, "weight", {}, 0), int(0.4 * entries), "weight")
+    assert sum(int((~matrix.weight_mask.keep).sum()) for matrix in matrices) == int(0.4 * entries)
+
+
+def test_a_merge_fills_what_a_refit_before_the_mask_holds():
+    """A refit is no ΔW, but no zero either."""
+    model = tiny("bert", torch.float32)
+    (matrix,) = matrices_of(model, ("output",))[:1]
+    matrix.attach(Refit(torch.ones_like(matrix.original)))
+    hide_lowest([matrix], importance([matrix], "weight", {}, 0), 5, "weight")
+    with pytest.raises(UserError, match=r"E412 .*attention\.output"):
+        require_zeros_kept(model)
+
+
+def test_zeros_of_a_matrix_without_a_delta_are_those_of_its_merge():
+    model = tuned(tiny("bert", torch.float32), "adapter-houlsby")
+    matrices = matrices_of(model, ADAPTED)
+    hide_lowest(matrices, importance(matrices, "weight", {}, 0), 100, "weight")
+    require_zeros_kept(model)
+    assert sum(int((matrix.weight == 0).sum()) for matrix in matrices_of(merged_copy(model), ADAPTED)) == 100
+    assert [(row.pattern, row.entries - row.nonzeros) for row in densities(model) if row.pattern] == [("unstructured", 100)]
+    assert densities_apart(model) == [] and densities_apart(pruned()[0])
 
 
 def test_training_moves_the_delta_and_leaves_the_zeros(tmp_path):

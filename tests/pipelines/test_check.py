@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from compressor.account import Plan
+from compressor.cost import LayerShape, ModelShape
 from compressor.tasks import TaskConfig
 from compressor.tasks.reading import read_task
 from compressor.tasks.rows import Split
@@ -17,7 +20,7 @@ from compressor.tasks.task_kind import kind_of
 from pipelines.check.checkup import account_of, warnings_of
 from pipelines.check.estimate import on_another_disk, rows_of, work
 from pipelines.engine.preflight import check_inputs, make_plans
-from pipelines.engine.stage import Stage, StageConfig
+from pipelines.engine.stage import Stage, StageConfig, load_stage
 from pipelines.file.config import load_pipeline
 from serving import bundle
 from tests.pipelines import toys
@@ -97,7 +100,12 @@ def test_a_path_that_is_not_utf_8_stops_a_run_before_it_writes_anything(tmp_path
         path = odd / path.name
     before = tree(tmp_path)
     code, shown, error = compress("run", path, "--out", (odd if place == "out" else tmp_path) / "runs")
-    assert (code, shown) == (2, "") and re.match(r"E801 .* the path is not|E201 .*train\.tsv: its path is not", error)
+    told = {
+        "out": "E801 .* the path is not",
+        "data": r"E201 .*train\.tsv: its path is not",
+        "model": "E304 .*model './model' is at .*, a path that is not UTF-8.* Rename the folder",
+    }
+    assert (code, shown) == (2, "") and re.match(told[place], error), error
     assert tree(tmp_path) == before
 
 
@@ -350,9 +358,9 @@ def test_a_new_stage_whose_row_says_nothing_takes_the_usual(compress, write, mon
     assert code == 0 and "time" in shown
 
 
-def estimates_of(path: Path) -> tuple[list[dict[str, float]], list[int]]:
+def estimates_of(path: Path, overrides: Sequence[str] = ()) -> tuple[list[dict[str, float]], list[int]]:
     """What every stage of a pipeline is estimated to need, and the FLOPs of a mean row in the model behind each."""
-    ready = check_inputs(load_pipeline(path))
+    ready = check_inputs(load_pipeline(path, overrides))
     plans, rows = make_plans(ready), rows_of(account_of(ready))
     before = (plans[0], *plans[:-1])
     works = [work(entry, *of, rows) for entry, *of in zip(ready.pipeline.stages, plans, before, strict=True)]
@@ -380,10 +388,50 @@ def test_a_row_with_choices_is_estimated_as_its_pairs(tmp_path):
     paired = tmp_path / "pairs.yaml"
     paired.write_text(json.dumps({"name": "pairs", "model": "./model", "task": pair, "stages": stages(3)}))
     (of_choices, passes), (of_pairs, _) = estimates_of(path), estimates_of(paired)
-    # losses are computed on as many rows of every kind, and those with three choices have two more pairs each
-    for stage, model in (("prune", passes[1]), ("merge", passes[4])):
-        of_pairs[["select", "tune", "prune", "recover", "merge"].index(stage)]["flops"] += 2 * 6 * 512 * model
+    # a merge is charged as many rows of every kind, and those with three choices have two more pairs each
+    of_pairs[4]["flops"] += 2 * 6 * 512 * passes[4]
     assert of_choices == of_pairs
+
+
+def test_the_texts_that_are_generated_are_estimated(tmp_path):
+    """Of the validation prompts after every stage, of the models of a training that is judged by them at every evaluation."""
+    tune = {"method": "lora", "rank": 2, "epochs": 3, "keep_best": True}
+    prune = {"structure": "neurons", "criterion": "weight", "remove": 4}
+    stages = [{"tune": tune}, {"prune": prune}, {"recover": {"method": "lora", "rank": 2, "epochs": 1}}, {"merge": None}]
+    path = write_pipeline(tmp_path, kind="generation", model_type="gpt2", stages=stages)
+    decode = "task.decode={beams: 10, max_new_tokens: 16, rows: 7, metrics: [exact_match]}"
+    ready = make_plans(check_inputs(load_pipeline(path)))
+    given = ([], [decode], [decode, "task.metric=exact_match"])
+    without, beside, judged = (estimates_of(path, overrides)[0] for overrides in given)
+    for each, models in (
+        (beside, [{0: 1}, {}, {2: 1}, {3: 1}]),
+        (judged, [{0: 1 + 3}, {1: 1}, {2: 1, 0: 1}, {3: 1}]),  # the control of a recovery is the tuned model
+    ):
+        for more, less, times in zip(each, without, models, strict=True):
+            shapes = [(ready[model].shape, count) for model, count in times.items()]
+            assert more["flops"] - less["flops"] == sum(7 * 10 * 16 * shape.flops(1) * count for shape, count in shapes)
+            # three prompts of ten beams at a time
+            waited = sum(3 * 16 * shape.bytes / 10e9 * count for shape, count in shapes)
+            assert more["seconds"] - less["seconds"] == pytest.approx(waited)
+
+
+@pytest.mark.parametrize(
+    ("keys", "rows"),
+    [
+        ({"score": "fish"}, 100),
+        ({"score": "fish", "samples": 20}, 20),
+        ({"score": "d3", "samples": 500}, 500),
+        ({"score": "pafi", "on": "lora"}, 0),
+        ({"score": "random", "on": "adapter"}, 0),
+        ({}, 0),
+    ],
+)
+def test_the_rows_that_a_select_reads_are_estimated(keys, rows):
+    """Of 100 training rows, which are repeated for more `samples` alone."""
+    shape = ModelShape(32, (LayerShape(4, 8, 24),) * 2, other=1000, head=66, head_macs=64)
+    row, plan = load_stage("select"), Plan(shape, shape, None)
+    needs = row.estimate(row.config(**keys), plan, plan, {"train": 100, "mean": 10, "sequences": 1})
+    assert needs["flops"] == 3 * rows * shape.flops(10)
 
 
 def test_a_tokenizer_that_transformers_reads_otherwise_is_told(tmp_path, compress, write):

@@ -79,6 +79,32 @@ def test_overrides_reach_into_lists_and_single_items(write):
     assert [config(single, "prune", f"prune.{key}=2").items[0].remove for key in ("remove", "items.0.remove")] == [2, 2]
 
 
+def test_keys_of_a_stage_are_set_beside_its_list_of_items(write):
+    """Written as a list, the items stand in their place; under `items` they go by their places, too."""
+    for key in ("refit", "items.0.remove", "0.remove"):
+        prune = config(write(), "prune", "prune.1.remove=0.25", f"prune.{key}=2", "prune.refit=9")
+        assert (prune.refit, [item.remove for item in prune.items]) == (9, [1 if key == "refit" else 2, 0.25])
+    beside = write(STAGES.replace("prune:\n", "prune:\n      refit: 3\n      items:\n"))
+    prune = config(beside, "cut", "prune.0.remove=3", "prune.1={structure: heads, remove: 2}", "prune.id=cut", "cut.refit=null")
+    assert ([item.remove for item in prune.items], prune.refit) == ([3, 2], None)
+    with pytest.raises(UserError, match=r"E104 .*p.yaml:8: stages\[2\].prune.items\[0\].criterion: must be"):
+        load_pipeline(write(STAGES.replace("delta", "delt")), ["prune.refit=9"])
+
+
+def test_keys_of_a_block_that_the_file_lacks_make_it(write):
+    task = load_pipeline(write(), ["task.subset.share=0.5", "task.kind=generation", "task.text=a", "task.decode.beams=3"]).task
+    assert (task.subset.share, task.decode.beams) == (0.5, 3)
+    task = load_pipeline(write(), ["task.test.held=held.tsv"]).task
+    assert list(task.test) == ["held"]
+    stages = "  - tune: {method: lora}\n  - prune:\n"
+    keys = ("target.flops=0.5", "keep.neurons=4", "criterion.heads=weight", "criterion.neurons=fisher")
+    search = config(write(stages), "prune", *(f"prune.{key}" for key in keys)).search
+    assert (search.target.flops, search.keep.neurons, search.criteria) == (0.5, 4, {"heads": "weight", "neurons": "fisher"})
+    several = write("  - tune: {method: propetl}\n")
+    several.write_text(several.read_text().replace("task: {", "tasks: {one: {").replace("b]}", "b]}}"))
+    assert load_pipeline(several, ["tasks.one.subset.share=0.5"]).tasks["one"].subset.share == 0.5
+
+
 def test_top_level_overrides_and_paths_from_here(write, tmp_path, monkeypatch):
     here = tmp_path / "here"
     (here / "other").mkdir(parents=True)
@@ -129,6 +155,9 @@ def test_null_takes_a_key_of_the_file_away(write):
     assert config(write(), "tune", "tune.epochs=3", "tune.epochs=null", "tune.steps=5").steps == 5
     assert "epochs" not in config(write(), "tune", "tune.epochs=3", "trainings.epochs=null").model_fields_set
     assert config(write(), "tune", "tune.rank=3", "stages.1.tune=null").rank == config(write(), "tune", "tune.rank=null").rank
+    assert config(write(), "tune", "tune.epochs=null", "tune.steps=500").steps == 500, "a key that the file does not have"
+    assert config(write(), "fix", "trainings.epochs=null", "trainings.steps=5").steps == 5
+    assert load_pipeline(write(), ["seed=null", "task.decode.rows=null", "task.max_length=null"]).task.decode is None
     with pytest.raises(UserError, match=r"E105 .*key 'train' is missing"):
         load_pipeline(write(), ["task.train=null"])
     with pytest.raises(UserError, match=r"E102 .*unknown key"):
@@ -153,6 +182,10 @@ def test_null_takes_a_key_of_the_file_away(write):
         ("seed.x=1", "E104 --set seed.x=1"),
         ("select.count.x=1", "E109 --set select.count.x=1: 'stages[0].select.count' holds a value, not keys"),
         ("seed=[1", "E101 --set seed=[1:1: not YAML"),
+        ("task.subst.share=0.5", "E109 --set task.subst.share=0.5: no 'subst' in 'task'"),
+        ("task.subset.shar=0.5", "E102 --set task.subset.shar=0.5: unknown key. Did you mean 'share'?"),
+        ("tune.rnk=null", "E102 --set tune.rnk=null: unknown key. Did you mean 'rank'?"),
+        ("prune.items.0.rws=null", "E102 --set prune.items.0.rws=null: unknown key. Did you mean 'rows'?"),
         ("stages.5=merge", "E104 --set stages.5=merge: not a stage"),
         ("tune.0=1", "E102 --set tune.0=1: unknown key"),
     ],

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -13,6 +14,7 @@ from compressor.checkpoint import STATE_FILE
 from compressor.cost import LayerShape, ModelShape
 from compressor.errors import UserError
 from compressor.methods import Options
+from compressor.tasks import TaskConfig
 from compressor.tasks.data import read_data
 from pipelines.engine.runner import run_pipeline
 from pipelines.engine.stage import Artifact, BaseModelReference, Inputs
@@ -218,6 +220,41 @@ def test_it_is_another_where_texts_are_compared_with_others(tmp_path, kind, metr
         fingerprints.append(training.fingerprint(inputs))
         task.validation.write_text(change(task.validation.read_text()))
     assert rows[0] == rows[1] and (fingerprints[0] != fingerprints[1]) is is_another
+
+
+def test_each_thing_that_decides_it_makes_it_another(tmp_path, monkeypatch):
+    rows = SimpleNamespace(tokens=[[5, 6]], labels=np.array([1]))
+    data = SimpleNamespace(train=rows, validation=rows)
+    dense, later = (Artifact(tmp_path, name, "model", name, name, {}, {}) for name in ("tune", "recover"))
+    task = TaskConfig(train="train.tsv", validation="dev.tsv")
+    inputs = Inputs(BaseModelReference("model", tmp_path, "a"), task, 0, dense=dense, threads=1)
+    first = ControlTraining(RecoverConfig(**FAST), Lessons(data), data, "lora", {"query": torch.tensor([1])}, [later], {})
+    changed = [
+        replace(first, config=RecoverConfig(**FAST, weight_decay=0.2)),
+        replace(first, lessons=Lessons(data, logits=np.zeros(1))),
+        replace(first, lessons=Lessons(data, logits=np.ones(1))),
+        replace(first, before="full"),
+        replace(first, positions={"query": torch.tensor([2])}),
+        replace(first, earlier=[replace(later, files={"control/changes.safetensors": "a"})]),
+    ]
+    others = [
+        replace(inputs, seed=1),
+        replace(inputs, threads=2),
+        replace(inputs, base=replace(inputs.base, sha256="b")),
+        replace(inputs, dense=replace(dense, files={"changes.safetensors": "a"})),
+    ]
+    names = [one.fingerprint(inputs) for one in (first, *changed)] + [first.fingerprint(other) for other in others]
+    facts = {
+        "STAGE": replace(control.STAGE, version=control.STAGE.version + 1),
+        "corrected": lambda config, kinds: {"rate": 2},
+        "accelerator": lambda: "another card",
+        "distribution": lambda package: f"{package} 0",
+    }
+    for name, value in facts.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(control, name, value)
+            names.append(first.fingerprint(inputs))
+    assert first.fingerprint(inputs) == names[0] and len({*names}) == len(names)
 
 
 @pytest.mark.parametrize(("burn_in", "kept"), [(14, 14), (15, None)])

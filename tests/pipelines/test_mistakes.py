@@ -700,6 +700,29 @@ MISTAKES = [
         "E403 {file}:5: stages[0].tune.mask_learning_rate: mask_learning_rate is not used by method propetl with masks: random",
     ),
     Mistake(
+        "a rate of masks that hide nothing",
+        (
+            "  - select: {count: 4}\n  - tune: {rank: 4",
+            "  - tune: {method: propetl, shared: lora, keep: 1, mask_learning_rate: 0.1",
+        ),
+        "E403 {file}:5: stages[0].tune.mask_learning_rate: mask_learning_rate is not used by method propetl with keep: 1",
+    ),
+    Mistake(
+        "an eps of the plain gradient",
+        ("  - select: {count: 4}\n  - tune: {rank: 4", f"  - tune: {{{GROWS}, exp: 0, eps: 0.01"),
+        "E403 {file}:5: stages[0].tune.eps: eps is not used by method selective with exp: 0",
+    ),
+    Mistake(
+        "an eps of a score's plain gradient",
+        ("count: 4}", "count: 4, score: d3, eps: 0.3}"),
+        "E403 {file}:5: stages[0].select.eps: eps is not used by score d3 with exp: 0",
+    ),
+    Mistake(
+        "normalized scores of whole layers",
+        pruning("structure: layers, scope: global, normalize: true, remove: 1"),
+        "E104 {file}:7: stages[2].prune: normalize divides a layer's scores by their norm, and a whole layer has one score",
+    ),
+    Mistake(
         "a burn-in as long as the training",
         (
             "  - select: {count: 4}\n  - tune: {rank: 4",

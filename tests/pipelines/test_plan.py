@@ -27,10 +27,13 @@ from export.graph.trace import trace
 from pipelines.engine.stage import Entry
 from pipelines.stages.export.config import ExportConfig
 from pipelines.stages.export.config import plan as export_plan
-from pipelines.stages.prune.config import PruneConfig, PruneItem, count_to_remove
+from pipelines.stages.merge.config import MergeConfig
+from pipelines.stages.merge.config import check as merge_check
+from pipelines.stages.prune.config import PruneConfig
 from pipelines.stages.prune.config import check as prune_check
 from pipelines.stages.prune.config import plan as prune_plan
 from pipelines.stages.prune.config import warns as prune_warns
+from pipelines.stages.prune.prune_units import PruneItem, count_to_remove
 from pipelines.stages.prune.prune_weights import WeightsItem, pools_of, tuned_modules
 from pipelines.stages.prune.remove_units import removals_of
 from pipelines.stages.recover.config import RecoverConfig
@@ -172,12 +175,16 @@ def test_a_cache_that_is_not_exported_is_told_before_the_training(architecture, 
         assert export_plan(ExportConfig(), exported) == exported
 
 
+LONG_ROPE = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_max_position_embeddings": 16}
+
+
+@pytest.mark.parametrize(("kind", "keys"), [("dynamic", {"factor": 2.0}), ("longrope", LONG_ROPE)])
 @pytest.mark.parametrize("auto", [AutoModelForSequenceClassification, AutoModelForCausalLM])
-def test_positions_that_no_graph_computes_are_told_before_the_training(auto):
-    plan = start("llama", auto=auto, rope_scaling={"type": "dynamic", "factor": 2.0})
+def test_positions_that_no_graph_computes_are_told_before_the_training(auto, kind, keys):
+    plan = start("llama", auto=auto, rope_scaling={"type": kind, **keys})
     sample = dict.fromkeys(("input_ids", "attention_mask"), np.ones((2, 3), np.int64))
     for tells in (lambda: export_plan(ExportConfig(), plan), lambda: trace(plan.model, sample)):
-        with pytest.raises(UserError, match=r"E622 .*rope_type: dynamic"):
+        with pytest.raises(UserError, match=rf"E622 .*rope_type: {kind} "):
             tells()
     linear = start("llama", auto=auto, rope_scaling={"type": "linear", "factor": 2.0})
     assert export_plan(ExportConfig(), linear) == linear
@@ -246,14 +253,19 @@ POOLS = {"remove": {"adapted": 0.6, "others": 0.2}}
         ({"remove": 0.5, "criterion": "weight"}, {"remove": 0.3}, "these modules"),
         ({"pattern": "1:4"}, {"remove": 0.7}, "the adapted matrices"),
         ({"pattern": "1:4"}, {"remove": 0.8}, ""),
+        ([{"pattern": "1:4", "modules": "ffn_in"}, {"pattern": "1:2"}], {"remove": 0.5}, "the other matrices"),
+        ([{"pattern": "1:4", "modules": "ffn_in"}, {"pattern": "1:2"}], {"remove": 0.6}, ""),
     ],
 )
-def test_a_second_prune_of_weights_is_compared_with_the_first_pool_by_pool(first, then, refused):
+def test_a_prune_of_weights_is_compared_with_those_before_pool_by_pool(first, then, refused):
     """The plan refuses what a run would refuse behind a training, and nothing else."""
-    first, then = (WeightsItem(structure="weights", **keys) for keys in (first, then))
-    plan = prune_plan(PruneConfig(items=[first]), tune_plan(TuneConfig(method="lora"), start("bert")))
+    *first, then = (
+        WeightsItem(structure="weights", **keys) for keys in (*(first if isinstance(first, list) else [first]), then)
+    )
+    plan = prune_plan(PruneConfig(items=first), tune_plan(TuneConfig(method="lora"), start("bert")))
     model = tuned(tiny("bert"), "lora", ("query", "value"))
-    carry_out(model, first)
+    for item in first:
+        carry_out(model, item)
     if not refused:
         prune_plan(PruneConfig(items=[then]), plan)
         carry_out(model, then)
@@ -262,6 +274,38 @@ def test_a_second_prune_of_weights_is_compared_with_the_first_pool_by_pool(first
         prune_plan(PruneConfig(items=[then]), plan)
     with pytest.raises(UserError, match=r"E501 .* weights are zero already"):
         carry_out(model, then)
+
+
+ALONE = {"remove": 0.2, "hides": "weight"}
+LORA, ADAPTER = {"method": "lora"}, {"method": "adapter"}
+REFITTED = {"structure": "heads", "criterion": "random", "remove": 1, "refit": 8}
+
+
+@pytest.mark.parametrize(
+    ("tuned_by", "prunes", "fix"),
+    [
+        (LORA, [[ALONE]], "Use merge: false in export, or leave out hides: weight in the prune"),
+        (LORA, [[{**ALONE, "modules": "ffn_in"}]], ""),
+        (ADAPTER, [[ALONE]], ""),
+        ({"method": "bitfit"}, [[ALONE]], ""),
+        (ADAPTER, [REFITTED, [ALONE]], "Use merge"),
+        (ADAPTER, [[ALONE], REFITTED], ""),
+        (LORA, [[ALONE, {"remove": 0.4}]], ""),
+        (LORA, [[ALONE], [{"remove": 0.4, "modules": ["query", "value"]}]], ""),
+        (LORA, [[ALONE], [{"remove": 0.4, "modules": "query"}]], "Leave out hides: weight in the prune"),
+        (LORA, [[ALONE], [{"pattern": "2:4"}]], "Leave out hides: weight in the prune"),
+        (LORA, [[{"remove": 0.1}], [ALONE]], "Leave out hides: weight in the prune"),
+    ],
+    ids=str,
+)
+def test_a_merge_is_refused_where_it_fills_what_a_mask_hides_of_w_alone(tuned_by, prunes, fix):
+    """Where a ΔW is, and no later mask over the sum hides as much; files without a merge have no mask over the sum."""
+    weights = {"structure": "weights"}
+    items = [[weights | item for item in prune] if isinstance(prune, list) else prune for prune in prunes]
+    entries = [Entry(f"prune-{number}", "prune", PruneConfig.model_validate(keys)) for number, keys in enumerate(items)]
+    earlier = (Entry("tune", "tune", TuneConfig(**tuned_by)), *entries)
+    found = [*merge_check(MergeConfig(), earlier)]
+    assert [problem.code for problem in found] == ["E412"] * bool(fix) and all(one.fix.startswith(fix) for one in found)
 
 
 @pytest.mark.parametrize("structure", ["heads", "neurons", "layers"])
@@ -377,6 +421,33 @@ def test_a_pattern_fits_behind_a_target_unless_the_layers_were_uneven(earlier, f
         return
     with pytest.raises(UserError, match=r"E505 only the run decides how many neurons each layer keeps: .* ffn_out"):
         prune_plan(pattern, plan)
+
+
+@pytest.mark.parametrize(
+    ("earlier", "recover", "uneven"),
+    [
+        ([GLOBAL], {"shared": "lora"}, "heads"),
+        ([GLOBAL], {"shared": "prefix"}, "heads"),
+        ([UNEVEN], {"shared": "lora", "modules": "all"}, "neurons"),
+        ([{"target": {"speedup": 2}, "structures": ["heads"]}], {"shared": "lora"}, "heads"),
+        ([GLOBAL], {"shared": "adapter"}, ""),
+        ([GLOBAL], {"shared": "lora", "share": False}, ""),
+        ([UNEVEN], {"shared": "lora"}, ""),
+        ([UNEVEN], {"shared": "prefix"}, ""),
+        ([{**GLOBAL, "structure": "layers"}], {"shared": "lora"}, ""),
+        ([{**GLOBAL, "scope": "layer"}], {"shared": "lora"}, ""),
+    ],
+    ids=str,
+)
+def test_no_prototype_serves_blocks_of_which_only_the_run_knows_the_size(earlier, recover, uneven):
+    plan, recover = tune_plan(TuneConfig(method="lora"), start("bert")), RecoverConfig(method="propetl", **recover)
+    for config in earlier:
+        plan = prune_plan(PruneConfig.model_validate(config), plan)
+    if not uneven:
+        assert recover_plan(recover, plan).trainable[-1][1] > 0
+        return
+    with pytest.raises(UserError, match=rf"E407 only the run decides how many {uneven} each layer keeps: .*Use share: false"):
+        recover_plan(recover, plan)
 
 
 @pytest.mark.parametrize(("share", "units", "gone"), [(0.5, 5, 2), (0.5, 7, 3), (0.3, 5, 1), (0.3, 12, 4), (0.35, 10, 3)])

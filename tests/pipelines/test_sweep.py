@@ -514,6 +514,19 @@ ROWS_OF_SIZE = "size: {few: {tune.files: 1}, many: {tune.files: 9}}\n"
             "--seeds 2",
             "E115 'size' is compared, and changes nothing in what is run. Compare what is used up to 'prune', or name",
         ),
+        *(
+            (
+                "size: {few: {tune.files: 1}, many: {tune.files: 9, report.text: b}}",
+                options,
+                "E115 report.text of size 'many' is compared, and stage 'report' is not run: it comes after",
+            )
+            for options in ("", "--search 2")
+        ),
+        (
+            "size: {few: {tune.files: 1}, many: {tune.files: 9, name: b}}",
+            "--dry-run",
+            "E115 the name is compared as a key, and changes nothing in a run",
+        ),
         (ROWS_OF_SIZE, "--until select", "E115 trial size-few: --until select: nothing measures quality"),
         (
             "m: {a: {tune.files: 1}, b: {stages: [{select: {id: prune}}, {tune: {}}]}}",

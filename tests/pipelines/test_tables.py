@@ -16,7 +16,7 @@ from pipelines.sweeps.pareto import figures_of
 from pipelines.sweeps.significance import paired_difference
 from pipelines.sweeps.sweep_files import write_files
 from pipelines.sweeps.sweep_summary import Spread, summarize
-from pipelines.sweeps.sweep_trials import SweepPlan, axes_of
+from pipelines.sweeps.sweep_trials import SweepPlan, axes_of, part_of
 from pipelines.sweeps.table_file import Grid, read_table
 from pipelines.sweeps.trial_run import TrialOutcome
 from tests.pipelines.sweep_parts import measure_quality
@@ -460,6 +460,26 @@ def test_a_grid_file_names_rows_that_the_table_has(tmp_path):
         axes_of([], grid, read_table(path, None))
     grid.write_text("n: [many, few]\n")
     assert axes_of([], grid, read_table(path, None)).axes == {"n": ["many", "few"]}
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [("[8, 16]", ["8", "16"]), ("[16, 1e-3]", ["16", "1e-3"]), ("['8', 0.10]", ["8", "0.10"]), ("[0x8, true]", ["8", "true"])],
+)
+def test_names_that_look_like_numbers_are_written_as_they_are(tmp_path, given, names):
+    """In the grid of a scale, in a grid file, and with --only, without quotes."""
+    path, grid = tmp_path / "table.yaml", tmp_path / "grid.yaml"
+    rows = ", ".join(f"{name}: {{tune.rank: {rank}}}" for rank, name in enumerate(["8", "16", "1e-3", "0.10", "true"], start=1))
+    path.write_text(f"grid:\n  size: {{{rows}}}\nscales:\n  all: {{seeds: 2}}\n  small:\n    grid: {{size: {given}}}\n")
+    grid.write_text(f"size: {given}\n")
+    whole = read_table(path, "all")
+    assert read_table(path, "small").axes == axes_of([], grid, whole).axes == {"size": names}
+    assert set(part_of(whole, [f"size={given[1:-1]}"]).axes["size"]) == set(names)
+    path.write_text(path.read_text().replace(given, "[16, 1]"))
+    with pytest.raises(UserError, match=r"E120 .*:6: .*: the table has no '1' here"):
+        read_table(path, "small")
+    plain = Grid({"tune.learning_rate": [1e-3, 3e-3]})
+    assert part_of(plain, ["tune.learning_rate=1e-3"]).axes == {"tune.learning_rate": [1e-3]}
 
 
 def test_files_of_a_table_are_named_rows(tmp_path):

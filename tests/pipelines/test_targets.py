@@ -206,9 +206,9 @@ def test_a_target_for_the_rows_own_lengths(tmp_path, compress):
 def test_a_table_is_of_one_graph(monkeypatch):
     """Other weights and labels: the same. Another activation in the same shape: not. Nor another runtime, or other lengths, or
     other kernels."""
-    inputs = Inputs(base=None, task=None, seed=0, threads=1)
 
-    def name(model, workload=(1, 128), **where):
+    def name(model, workload=(1, 128), threads=1, **where):
+        inputs = Inputs(base=None, task=None, seed=0, threads=threads)
         return meet_target.table_name(meet_target.facts_of(Target(speedup=2.0, **where), workload, model, inputs))
 
     model, other, relu = tiny("bert", seed=0), tiny("bert", seed=1), tiny("bert")
@@ -216,7 +216,12 @@ def test_a_table_is_of_one_graph(monkeypatch):
     relu.config.hidden_act = "relu"
     assert name(model) == name(other) != name(relu)
     short, longer = (passes_of([{"input_ids": [5] * length, "attention_mask": [1] * length}], 0, [1])[0] for length in (4, 9))
-    assert len({name(model), name(model, short), name(model, longer)}) == 3
+    others = [name(model, short), name(model, longer)]
+    others += [name(model, precision="int8"), name(model, rounds=9), name(model, threads=2)]
+    with monkeypatch.context() as patch:
+        patch.setattr(meet_target, "KNOTS", meet_target.KNOTS[1:])
+        others.append(name(model))
+    assert len({name(model), *others}) == 7
     names = {name(model)}
     for value in ("AVX2", "AVX512_CORE"):
         monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", value)
@@ -356,7 +361,9 @@ def test_a_target_that_only_the_table_says_is_met_is_met_by_measurement(project,
     assert found["widths"] and found["measured"] >= asked / 1.03
 
 
-@pytest.mark.parametrize(("goal", "ms", "told"), [("speedup", 50, False), ("speedup", 30, True), ("p50_ms", 80, True)])
+@pytest.mark.parametrize(
+    ("goal", "ms", "told"), [("speedup", 50, False), ("speedup", 30, True), ("speedup", 80, True), ("p50_ms", 80, True)]
+)
 def test_a_measurement_that_other_work_disturbed_is_told(goal, ms, told):
     """No latency table is wrong by a quarter."""
     target = Target(**{goal: {"speedup": 2.0, "p50_ms": 50.0}[goal]})
@@ -476,7 +483,7 @@ def test_blocks_that_stay_anyway_are_those_that_are_kept():
 
 def test_the_estimate_counts_the_prices_of_units_and_a_refit():
     dense = ModelShape(32, (LayerShape(4, 8, 24),) * 2, other=1000, head=66, head_macs=64)
-    plan, rows = Plan(dense, dense, None), {"validation": 50, "mean": 10, "sequences": 1}
+    plan, rows = Plan(dense, dense, None), {"train": 1000, "validation": 50, "mean": 10, "sequences": 1}
     search = {"target": {"flops": 0.5}, "price_rows": 100}
     priced, refitted = (
         estimate(PruneConfig.model_validate(search | more), plan, plan, rows)["flops"] for more in ({}, {"refit": 64})
@@ -486,13 +493,35 @@ def test_the_estimate_counts_the_prices_of_units_and_a_refit():
     masked = replace(plan, sparsity=(Sparsity("unstructured", ("query", "output", "ffn_out"), 1000, 250),))
     under_masks = estimate(PruneConfig.model_validate(search | {"refit": 64}), masked, plan, rows)["flops"] - refitted
     assert under_masks == pytest.approx(5 * 2 * (24**3 + 32 * 6**3 / 3 + 32**3 + 32 * 8**3 / 3))
-    assert "flops" not in estimate(PruneConfig.model_validate({"structure": "heads", "remove": 1}), plan, plan, rows)
+    few = estimate(PruneConfig.model_validate(search | {"refit": 64}), plan, plan, rows | {"train": 20})["flops"]
+    assert few == (20 * (2 * 3 + 5 * 2 * 2 + 4) + 50) * dense.flops(10), "no more rows than there are"
+
+
+@pytest.mark.parametrize(
+    ("item", "passes"),
+    [
+        ({"structure": "heads", "rows": 40}, 3 * 40),
+        ({"structure": "heads", "criterion": "fisher"}, 3 * 100),
+        ({"structure": "heads", "criterion": "weight"}, 0),
+        ({"structure": "layers", "criterion": "random"}, 0),
+        ({"structure": "neurons", "criterion": "reconstruction", "rows": 40}, 4 * 40),
+        ({"structure": "layers", "criterion": "reconstruction", "rows": 40}, 40),
+        ({"structure": "weights", "criterion": "taylor", "rows": 40}, 3 * 40),
+        ({"structure": "weights"}, 0),
+    ],
+)
+def test_the_estimate_counts_the_rows_that_are_scored(item, passes):
+    """Of 100 training rows, and all validation rows once."""
+    dense = ModelShape(32, (LayerShape(4, 8, 24),) * 2, other=1000, head=66, head_macs=64)
+    plan, rows = Plan(dense, dense, None), {"train": 100, "validation": 50, "mean": 10, "sequences": 1}
+    config = PruneConfig.model_validate({**item, "remove": 0.5})
+    assert estimate(config, plan, plan, rows) == {"flops": (passes + 50) * dense.flops(10)}
 
 
 @pytest.mark.parametrize("architecture", ["bert", "llama"])
 def test_the_estimate_counts_the_files_of_a_latency_table(architecture):
     """Every one of them is written to a temporary folder, and open in its own process while they are timed."""
-    plan, rows, sizes = start(architecture), {"validation": 50, "mean": 10, "sequences": 1}, []
+    plan, rows, sizes = start(architecture), {"train": 100, "validation": 50, "mean": 10, "sequences": 1}, []
     plan.model.to("meta")
     for removals in ({}, *probes(tiny(architecture), reads_first=False)):
         remove(cut := tiny(architecture), removals)
@@ -563,6 +592,27 @@ def test_units_of_another_model_of_the_same_id_are_priced_anew(tmp_path):
     with pytest.raises(UserError, match="E807"):
         kept("third", require_unchanged=changed)
     assert len([*tmp_path.glob("prices-*.json")]) == 2
+
+
+def test_units_are_priced_anew_where_they_are_measured_in_another_way(tmp_path, monkeypatch):
+    names, model = [], tiny("bert")
+    monkeypatch.setattr(meet_target, "once", lambda name, *_: names.append(name) or b"{}")
+    artifact = Artifact(tmp_path, "tune-0", "model", "tune", "tune", {}, {})
+
+    def ask(threads=1, rows=4):
+        inputs = Inputs(base=None, task=None, seed=0, artifacts=(artifact,), threads=threads)
+        search = TargetSearch(target=Target(flops=0.5), structures=["layers"], price_rows=rows)
+        meet_target.prices(search, {}, model, inputs, None, None)
+
+    ask()
+    ask(threads=2)
+    ask(rows=5)
+    how = {"HOW": ("otherwise",), "distribution": lambda package: f"{package} 0", "accelerator": lambda: "another card"}
+    for name, value in how.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(meet_target, name, value)
+            ask()
+    assert len({*names}) == 6
 
 
 def test_a_target_out_of_reach_ends_no_family(project, tmp_path, tables, unmeasured, compress):

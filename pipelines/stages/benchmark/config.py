@@ -12,6 +12,7 @@ from compressor.tasks.task_kind import kind_of
 from export.runtimes.runtime_registry import DEFAULT, RUNNABLE, RUNTIMES
 from pipelines.engine.stage import Entry, Problem, Stage, StageConfig, each_once, entries_after, one_task_only
 from pipelines.file import limits
+from pipelines.stages.generating_cost import BYTES_A_SECOND
 
 if TYPE_CHECKING:
     from compressor.account import Plan
@@ -117,8 +118,6 @@ def tokens_behind(config: BenchmarkConfig, kinds: Sequence[str]) -> int:
 FILES, SECONDS_A_FILE, SECONDS_OF_LIMITS, SECONDS_OF_PROFILE = 5, 6.0, 4.0, 0.5
 """Estimated number of measured files (PyTorch's, and fp32 and int8 of both models), and seconds to load each, to measure the
 machine's rates, and to load a file anew for its profile."""
-BYTES_A_SECOND = 10e9
-"""Estimated rate of reading weights, which the tokens behind a prompt wait for."""
 
 
 def estimate(config: BenchmarkConfig, plan: Plan, before: Plan, rows: dict[str, Any]) -> dict[str, float]:
@@ -128,7 +127,7 @@ def estimate(config: BenchmarkConfig, plan: Plan, before: Plan, rows: dict[str, 
 
     grid = sum(batch * before.dense.flops(length) for batch in config.batch for length in config.length)
     calls, starts, tokens = config.rounds * grid, 1, 0
-    if config.further_tokens and config.device == "cpu" and _generates(before):
+    if config.further_tokens and config.device == "cpu" and before.generates:
         from export.latency.measure import TOKENS
 
         calls += config.real_rounds * grid
@@ -150,13 +149,6 @@ def estimate(config: BenchmarkConfig, plan: Plan, before: Plan, rows: dict[str, 
     memory = 2 * before.dense.bytes + memory_of([before.dense.bytes, *exported])
     needs = {"memory": memory, "temporary": before.dense.bytes}
     return {"flops": FILES * (calls + validation), "seconds": seconds, **needs}
-
-
-def _generates(plan: Plan) -> bool:
-    """Whether the model of a plan writes texts."""
-    from compressor.models.hub import GENERATIVE, auto_class_of
-
-    return auto_class_of(plan.model) in GENERATIVE
 
 
 def surroundings(config: BenchmarkConfig) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from compressor.tasks.task_kind import kind_of
 from pipelines.engine.stage import Entry, Problem, Stage, StageConfig
-from pipelines.stages.prune.prune_weights import filled_problems
+from pipelines.stages.prune.prune_weights import filled_problems, modules_moved
 
 
 class MergeConfig(StageConfig):
@@ -17,7 +17,7 @@ class MergeConfig(StageConfig):
 def check(config: MergeConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
     if any(entry.row.merges for entry in earlier):
         yield Problem("E504", "the model is merged already", "Remove the second merge")
-    yield from filled_problems("merging", earlier)
+    yield from filled_problems("merging", earlier, modules_moved(earlier))
 
 
 def corrected(_: MergeConfig, kinds: Sequence[str]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from compressor.checkpoint import load, save_checkpoint
 from compressor.deltas.links import merged_copy
-from compressor.pruning.weights import densities, nonzeros
+from compressor.pruning.weights import densities, nonzeros, require_zeros_kept
 from compressor.tasks.features import torch_forward
 from compressor.tasks.task_kind import kind_recorded, set_problem_type
 from pipelines.engine.stage import Inputs, Workspace
@@ -18,9 +18,10 @@ from pipelines.stages.parity_checks import compare_modules
 
 
 def run(config: MergeConfig, inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
-    """Merge, write the checkpoint, load it again and require bit-equal logits; count its non-zeros."""
+    """Merge, write the checkpoint, load it again and require bit-equal logits; count its non-zeros. Raises UserError E412."""
     data, previous = load_data(inputs), inputs.nearest("model")
     model = load_model(previous, inputs.base)
+    require_zeros_kept(model)
     set_problem_type(model.config, kind_recorded(data.kind, len(data.label_names)))  # an earlier version's state lacks the kind
     save_checkpoint(merged_copy(model), workspace.folder, inputs.base.folder)
     reloaded, rows = load(workspace.folder), data.compared(PARITY_ROWS)

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from fractions import Fraction
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from compressor.account import Plan
-from compressor.errors import UserError
-from compressor.methods import method
-from compressor.models.modules import MODULES, STRUCTURES, Modules
-from compressor.pruning_criteria import LOSS_POWER, SUMS, Criterion, Structure, require_rows_used
-from pipelines.engine.stage import CountOrShare, Entry, Problem, Stage, StageConfig
+from compressor.models.modules import MODULES, STRUCTURES
+from compressor.pruning_criteria import LOSS_POWER
+from pipelines.engine.stage import Entry, Problem, Stage, StageConfig
 from pipelines.file import limits
+from pipelines.stages.generating_cost import decided_by_texts, work_of_texts
 from pipelines.stages.prune import prune_weights
-from pipelines.stages.prune.prune_weights import WeightsItem
+from pipelines.stages.prune.prune_units import MODULES_OF, PruneItem, counts_to_remove, least_units
+from pipelines.stages.prune.prune_weights import WeightsItem, modules_moved
 from pipelines.stages.prune.targets import (
     ScoreSettings,
     TargetSearch,
@@ -30,65 +28,7 @@ from pipelines.stages.prune.targets import (
 )
 from pipelines.stages.prune.timed_file import check_timed, in_deployed_file, needs_of_timing, warnings_of
 from pipelines.stages.prune.uneven_layers import steps_of_item, steps_of_search, uneven_warnings
-from pipelines.stages.training_config import DEFAULT_MODULES, merged_problems, on_of
-
-if TYPE_CHECKING:
-    from compressor.cost import LayerShape
-    from compressor.models.anatomy import Layer
-
-
-MODULES_OF = {name: span.rows for name, span in STRUCTURES.items()} | {"neurons": ("ffn_in", "ffn_gate", "ffn_out")}
-"""Modules whose |ΔW| scores a structure."""
-
-
-class PruneItem(BaseModel):
-    """Remove `remove` units from every layer, or from the whole model, those with the lowest scores first."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    structure: Structure = Field(description="weights: another kind of item, with a pattern")
-    criterion: Criterion = Field(
-        default="taylor",
-        description="removed first: least needed by the loss (taylor, fisher) or by the hidden states, the rest refitted "
-        "(reconstruction), least tuned (delta, the papers' score), smallest (weight)",
-    )
-    scope: Literal["layer", "global"] = Field(
-        default="layer", description="the same count in every layer, or the lowest of the whole model (always so for layers)"
-    )
-    normalize: bool = Field(default=False, description="global: divide the scores of each layer by their norm first")
-    remove: CountOrShare = Field(description="a count (per layer, or in all with scope global), or a share in (0, 1)")
-    rows: int = Field(default=512, ge=1, le=limits.ROWS, description="training rows that taylor, fisher and reconstruction use")
-    # without a default value, so that results of pipelines without this key keep their fingerprints
-    modules: Modules | None = Field(
-        default=None, description="delta, weight: the linear layers whose entries are summed, default all of the structure"
-    )
-
-    @property
-    def everywhere(self) -> bool:
-        """Whether the units of all layers are ranked together."""
-        return self.scope == "global" or self.structure == "layers"
-
-    @model_validator(mode="after")
-    def _normalize_means_something(self) -> PruneItem:
-        if self.normalize and self.scope == "layer":
-            raise ValueError("normalize compares layers: it goes with scope: global")
-        return self
-
-    @model_validator(mode="after")
-    def _modules_are_scored(self) -> PruneItem:
-        if self.modules is None:
-            return self
-        if self.criterion not in SUMS:
-            raise ValueError(f"modules is not used by criterion {self.criterion}: it goes with {', '.join(SUMS)}")
-        scored = MODULES_OF.get(self.structure, MODULES)
-        if odd := [name for name in self.modules if name not in scored]:
-            raise ValueError(f"{odd[0]} is not scored for {self.structure}: name some of {', '.join(scored)}")
-        return self
-
-    @model_validator(mode="after")
-    def _rows_are_used(self) -> PruneItem:
-        require_rows_used(self.model_fields_set, [self.criterion])
-        return self
+from pipelines.stages.training_config import merged_problems
 
 
 def _kind_of(item: Any) -> str:
@@ -168,46 +108,6 @@ class PruneConfig(StageConfig):
         return [(("search", "criterion"), ScoreSettings(*pair, rows)) for pair in self.search.criteria.items()]
 
 
-def count_to_remove(remove: int | float, available: int, stay: int, units: str) -> int:
-    """Number of units to remove of `available`, leaving `stay`: a share is rounded to the nearest, a half downwards.
-
-    Raises UserError E501 when none would be removed, or too many.
-    """
-    if available <= stay:
-        what = f"none of the {available} {units} can be removed: {stay} must stay"
-        raise UserError("E501", what, "Leave out this item")
-    # the share as written, as in `compressor.cost.share`
-    count = math.ceil(Fraction(str(remove)) * available - Fraction(1, 2)) if isinstance(remove, float) else remove
-    if count == 0:
-        raise UserError(
-            "E501", f"remove: {remove} is less than one of the {available} {units}", f"Use at least {1 / available:.2g}"
-        )
-    if count > available - stay:
-        fix = f"Use at most {available - stay}"
-        kept = max(available - count, 0) or "none"
-        raise UserError("E501", f"remove: {remove} leaves {kept} of the {available} {units}", fix)
-    return count
-
-
-def least_units(item: PruneItem, layers: Sequence[Layer] | Sequence[LayerShape]) -> list[int]:
-    """Number of units of an item's structure that each layer must keep."""
-    return [int(layer.needed and item.structure in ("heads", "layers")) for layer in layers]
-
-
-def counts_to_remove(item: PruneItem, units: Sequence[int], stay: Sequence[int]) -> list[int]:
-    """Number of units to remove from each layer; spread evenly where all layers are ranked together. Raises UserError E501."""
-    if not any(units):
-        raise UserError("E501", f"there are no {item.structure} to remove", "Leave out this item")
-    if not item.everywhere:
-        of = f"{item.structure} of a layer"
-        return [count_to_remove(item.remove, available, 1, of) if available else 0 for available in units]
-    remaining, counts = count_to_remove(item.remove, sum(units), max(sum(stay), 1), item.structure), [0] * len(units)
-    while remaining:
-        layer = max(range(len(units)), key=lambda number: units[number] - stay[number] - counts[number])
-        counts[layer], remaining = counts[layer] + 1, remaining - 1
-    return counts
-
-
 def check(config: PruneConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
     tuned = [entry for entry in earlier if entry.row.trains]
     if not tuned:
@@ -216,7 +116,7 @@ def check(config: PruneConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
         )
         return
     yield from merged_problems("prune", earlier)
-    touched, in_every_block = _modules_tuned(earlier), _modules_tuned(earlier, in_every_block=True)
+    touched, in_every_block = modules_moved(earlier), modules_moved(earlier, in_every_block=True)
     some = next((entry for entry in tuned if entry.config.top is not None), None)
     for number, item in enumerate(config.items):
         if item.structure == "weights":
@@ -228,23 +128,6 @@ def check(config: PruneConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
             if some:
                 why, fix = f"'{some.id}' trains the last {some.config.top} blocks alone", "Leave out top there"
             yield Problem("E502", f"{item.structure} by criterion delta, but {why}", f"{fix}, or use taylor or weight", key)
-
-
-def _modules_tuned(earlier: tuple[Entry, ...], *, in_every_block: bool = False) -> set[str] | None:
-    """Modules that have a delta so far, of some or of every block; None when all of them have."""
-    touched: set[str] = set()
-    omega: Entry | None = None
-    for entry in earlier:
-        if entry.row.chooses_places:
-            omega = entry
-        if not entry.row.trains or entry.config.method == "same":
-            continue
-        row = method(entry.config.method)
-        if row.trains_base and not (in_every_block and entry.config.top):
-            return None
-        if not row.trains_base and row.moves_modules(entry.config, on_of(entry.config, row, omega)):
-            touched |= set(entry.config.modules or (omega.config.modules if omega else DEFAULT_MODULES))
-    return touched
 
 
 def plan(config: PruneConfig, plan: Plan) -> Plan:
@@ -327,10 +210,18 @@ def warns(config: PruneConfig, later: Sequence[Entry]) -> Iterable[str]:
     yield from uneven_warnings(config.items, config.search.structures if config.search else (), later)
 
 
-SCORING = 6 * 512
-"""Forward passes of a row that scores take, with their gradients, on some hundred rows."""
+BY_LOSS, BY_STATES, BLOCKS_BY_STATES = 3, 4, 1
+"""Forward passes of a row, for the scores of a structure: with gradients; for hidden states, through two blocks for each and
+with the products of their states; and for those of whole layers."""
 PRICED, REFITTED = 5, 4
 """Forward passes of a row: for the price of a sublayer, and of a refit, through both models for each sublayer of a block."""
+
+
+def _passes_of(scored: ScoreSettings | WeightsItem) -> int:
+    """Forward passes of a row for one structure's scores; those of weights and of chance read no row."""
+    if scored.criterion == "reconstruction":
+        return BLOCKS_BY_STATES if scored.structure == "layers" else BY_STATES
+    return BY_LOSS if scored.criterion in LOSS_POWER else 0
 
 
 def estimate(config: PruneConfig, plan: Plan, before: Plan, rows: dict[str, Any]) -> dict[str, float]:
@@ -338,15 +229,19 @@ def estimate(config: PruneConfig, plan: Plan, before: Plan, rows: dict[str, Any]
     if config.refit:  # a merged copy of the model before and of the pruned one, and the hidden states of both
         states = 8 * config.refit * rows["sequences"] * rows["mean"] * before.shape.hidden
         needs["memory"] = max(4 * before.shape.bytes + states, needs.get("memory", 0))
-    passes = REFITTED * (config.refit or 0)
+    train, of_weights = rows["train"], [item for item in config.items if item.structure == "weights"]
+    passes = REFITTED * min(config.refit or 0, train)
+    passes += sum(_passes_of(item) * min(item.rows, train) for item in [*(item for _, item in config.scored), *of_weights])
     if config.search:
-        passes += PRICED * config.search.price_rows * len(config.search.structures) * len(before.shape.layers)
-    if passes:
-        needs["flops"] = ((SCORING + passes) * rows["sequences"] + rows["validation"]) * before.shape.flops(rows["mean"])
+        passes += PRICED * min(config.search.price_rows, train) * len(config.search.structures) * len(before.shape.layers)
+    needs["flops"] = (passes * rows["sequences"] + rows["validation"]) * before.shape.flops(rows["mean"])
     if config.refit:
         from compressor.pruning.refit import flops_under_masks
 
         needs["flops"] += flops_under_masks(plan)
+    if decided_by_texts(rows):
+        generating, waiting = work_of_texts(plan.shape, rows, 1)
+        needs |= {"flops": needs["flops"] + generating, "seconds": needs.get("seconds", 1.0) + waiting}
     return needs
 
 
@@ -359,18 +254,21 @@ def _surroundings(config: PruneConfig) -> dict[str, Any]:
 def corrected(config: PruneConfig, kinds: Sequence[str]) -> dict[str, Any]:
     """What an earlier version computed otherwise: `reconstruction` by Σ|W + ΔW|, or by states that did not fit where a token's
     were huge; of rows with choices the loss of each pair; targets of own lengths of prompts with their targets behind them, and
-    of a last batch of fewer rows; a refit gave back what a mask hides of W alone."""
-    from export.latency.passes import was_cut
+    of a last batch of fewer rows; a refit gave back what a mask hides of W alone; what an item of weights hid was, after full
+    tuning, a change to those behind it."""
+    from export.latency.passes import may_have_been_cut
 
     criteria = {item.criterion for item in config.items} | set(config.search.criteria.values() if config.search else ())
     of_choices = "choices" in kinds and criteria & LOSS_POWER.keys()
     of_own_lengths = config.search is not None and config.search.target.lengths == "data"
+    of_weights = [item for item in config.items if item.structure == "weights"]
     return {
         **({"reconstruction": 3} if "reconstruction" in criteria else {}),
         **({"choices": 2} if of_choices else {}),
         **({"prompts": 2} if of_own_lengths and "generation" in kinds else {}),
-        **({"rows": 2} if of_own_lengths and was_cut(config.search.target.batch) else {}),
+        **({"rows": 2} if of_own_lengths and may_have_been_cut(config.search.target.batch) else {}),
         **({"refit": 2} if config.refit else {}),
+        **({"masked_base": 2} if any(item.criterion == "delta_or_weight" for item in of_weights[1:]) else {}),
     }
 
 

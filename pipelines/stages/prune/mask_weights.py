@@ -12,8 +12,8 @@ from compressor.accelerator import accelerated, batches_on
 from compressor.deltas.links import merged_copy
 from compressor.models.anatomy import Matrix, layers_of, matrices_of, modules_of
 from compressor.pruning.scores import changes_of
-from compressor.pruning.weights import hide_all_but, hide_lowest, importance, loss_importance, mask_of
-from compressor.pruning_criteria import LOSS_POWER
+from compressor.pruning.weights import hide, hide_all_but, hide_lowest, importance, loss_importance, mask_of
+from compressor.pruning_criteria import LOSS_POWER, Hides
 from compressor.tasks.data import Data, tensor_batches
 from compressor.tasks.features import torch_forward
 from export.parity.compare import compare, require
@@ -27,7 +27,7 @@ def carry_out(
 ) -> dict[str, Any]:
     """Score, mask and check one item, in place: masked equals the same weights overwritten with zeros, bit for bit.
 
-    Raises UserError E501, E502, E505 and CheckError E610.
+    `base` (same shapes), given after full tuning, gets the same masks. Raises UserError E501, E502, E505 and CheckError E610.
     """
     changes = changes_of(model, base)
     matrices = matrices_of(model, item.modules)
@@ -42,6 +42,8 @@ def carry_out(
         pools = pools_of(item, [matrix.path for matrix in matrices], sizes, adapted)
         for pool in pools:
             hide_lowest([matrices[number] for number in pool.members], scores, pool.count, hides)
+    if base is not None:
+        hide_alike(matrices_of(base, item.modules), matrices, hides)
     if hides == "both":
         overwrite(before, matrices)
     else:
@@ -74,6 +76,13 @@ def score(
         batches = batches_on(device, tensor_batches(rows, data.pad_id, data.batch_size))
         scores = loss_importance(model, matrices, item.criterion, batches, bar.advance, kind=data.kind)
     return {path: values.cpu() for path, values in scores.items()}
+
+
+def hide_alike(of_base: Sequence[Matrix], matrices: Sequence[Matrix], hides: Hides) -> None:
+    """Hide in the base what masks of `matrices` hide: hidden in the model alone, it would be a change to the next item."""
+    for other, matrix in zip(of_base, matrices, strict=True):
+        mask = mask_of(matrix, hides)
+        hide(other, mask.keep.clone(), mask.pattern, hides)
 
 
 def overwrite(merged: nn.Module, matrices: Sequence[Matrix]) -> None:

@@ -12,11 +12,12 @@ from compressor.account import Plan, Sparsity
 from compressor.cost import share
 from compressor.errors import UserError
 from compressor.methods import method
-from compressor.models.modules import MODULES, Modules
+from compressor.models.modules import MODULES, STRUCTURES, Modules
 from compressor.pruning_criteria import LOSS_POWER, UNSTRUCTURED, Hides, NofM, Pattern, WeightCriterion, require_rows_used
 from pipelines.engine.stage import Entry, Problem
 from pipelines.file import limits
 from pipelines.stages.prune.uneven_layers import check_pattern_fits
+from pipelines.stages.training_config import DEFAULT_MODULES, on_of
 
 Share = Annotated[StrictFloat, Field(gt=0, lt=1)]
 
@@ -111,13 +112,56 @@ def problems(
         yield Problem("E502", what, fix, ("items", number, "criterion"))
 
 
-def filled_problems(what: str, earlier: Iterable[Entry]) -> Iterable[Problem]:
-    """Fault of a stage that would merge ΔW into weights that an earlier prune with hides: weight keeps at zero."""
+def modules_moved(earlier: tuple[Entry, ...], *, in_every_block: bool = False) -> set[str] | None:
+    """Modules that have a delta so far, of some or of every block; None when all of them have."""
+    touched: set[str] = set()
+    omega: Entry | None = None
     for entry in earlier:
-        if entry.row.removes and any(getattr(item, "hides", None) == "weight" for item in entry.config.items):
-            told = f"{what} would fill the zeros of '{entry.id}', which hides W alone: M ⊙ W + ΔW is dense"
-            yield Problem("E412", told, "Use merge: false in export, or leave out hides: weight in the prune")
+        if entry.row.chooses_places:
+            omega = entry
+        if not entry.row.trains or entry.config.method == "same":
+            continue
+        row = method(entry.config.method)
+        if row.trains_base and not (in_every_block and entry.config.top):
+            return None
+        if not row.trains_base and row.moves_modules(entry.config, on_of(entry.config, row, omega)):
+            touched |= set(entry.config.modules or (omega.config.modules if omega else DEFAULT_MODULES))
+    return touched
+
+
+def filled_problems(what: str, earlier: tuple[Entry, ...], moved: set[str] | None) -> Iterable[Problem]:
+    """Fault of a stage that would merge ΔW into weights that an earlier prune with hides: weight keeps at zero: the modules
+    `moved` have one, and those that were refitted before that prune; None where all weights are to be trained."""
+    items = [
+        (place, entry.id, item)
+        for place, entry in enumerate(earlier)
+        if entry.row.removes
+        for item in entry.config.items
+        if item.structure == "weights"
+    ]
+    mixed = any(item.hides != "weight" for _, _, item in items)
+    for number, (place, name, item) in enumerate(items):
+        later = [after for _, _, after in items[number + 1 :]]
+        if item.hides == "weight" and (moved is None or _is_filled(item, later, moved | _refitted(earlier[:place]))):
+            told = f"{what} would fill the zeros of '{name}', which hides W alone: M ⊙ W + ΔW is dense"
+            fix = "Leave out" if mixed else "Use merge: false in export, or leave out"
+            yield Problem("E412", told, f"{fix} hides: weight in the prune")
             return
+
+
+def _is_filled(item: WeightsItem, later: Iterable[WeightsItem], moved: set[str]) -> bool:
+    """Whether `moved` modules have weights that `item` hides of W alone, and no later item has all of them under a mask over
+    the sum: a share counts what is hidden already and hides it first, n:m keeps n of each group, hidden ones included."""
+    filled = set(item.modules) & moved
+    return bool(filled) and not any(
+        after.hides != "weight" and not after.nm and filled <= set(after.modules) for after in later
+    )
+
+
+def _refitted(earlier: Iterable[Entry]) -> set[str]:
+    """Modules whose weights an earlier refit may have changed."""
+    refits = any(entry.row.removes and entry.config.refit for entry in earlier)
+    return {span.columns for span in STRUCTURES.values()} if refits else set()
 
 
 @dataclass(frozen=True)
@@ -186,12 +230,24 @@ def plan(item: WeightsItem, plan: Plan) -> Plan:
 
 
 def _more_than_before(plan: Plan, name: str, members: frozenset[str], count: int) -> None:
-    """Raise UserError E501 where an earlier prune is known to hide more than `count` weights of the matrices `members`."""
+    """Raise UserError E501 where earlier prunes are known to hide more than `count` weights of the matrices `members`."""
+    gone = _known_hidden(plan, members)
+    if gone > count:
+        what = f"{gone:,} weights of {name} are zero already, {count:,} are to be zero in all"
+        raise UserError("E501", what, "remove counts those too: give a larger share")
+
+
+def _known_hidden(plan: Plan, members: frozenset[str]) -> int:
+    """How many weights of the matrices `members` are zero at least: as many as one earlier prune hides in its pools, or as all
+    of them hide matrix by matrix."""
+    most, alone = 0, {}
     for masked in plan.sparsity:
-        gone = sum(hidden for part, hidden in masked.parts if part <= members)
-        if gone > count and masked.nonzeros(plan.shape)[1]:
-            what = f"{gone:,} weights of {name} are zero already, {count:,} are to be zero in all"
-            raise UserError("E501", what, "remove counts those too: give a larger share")
+        if not masked.nonzeros(plan.shape)[1]:  # removed units may have taken some of them
+            continue
+        inside = {part: hidden for part, hidden in masked.parts if part <= members}
+        most = max(most, sum(inside.values()))
+        alone |= {part: max(hidden, alone.get(part, 0)) for part, hidden in inside.items() if len(part) == 1}
+    return max(most, sum(alone.values()))
 
 
 def tuned_modules(plan: Plan) -> list[set[str]]:

@@ -25,7 +25,7 @@ from compressor.tasks.data import Data, tensor_batches
 from pipelines.engine.stage import Workspace
 from pipelines.stages.loading import PARITY_ROWS
 from pipelines.stages.parity_checks import compare_modules
-from pipelines.stages.prune.config import PruneItem, counts_to_remove, least_units
+from pipelines.stages.prune.prune_units import PruneItem, counts_to_remove, least_units
 from pipelines.stages.prune.targets import ScoreSettings
 
 

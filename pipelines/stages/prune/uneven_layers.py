@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from compressor.account import Plan
+from compressor.account import Plan, Trained
 from compressor.errors import UserError
+from compressor.methods import method
 from compressor.models.modules import STRUCTURES
 from compressor.pruning_criteria import NofM
 from pipelines.engine.stage import Entry
@@ -65,6 +66,17 @@ def check_pattern_fits(name: str, pattern: NofM, plan: Plan) -> None:
             f"only the run decides how many {structure} each layer keeps: the pattern {pattern.keep}:{pattern.run} may not fit"
         )
         raise UserError("E505", f"{what} the inputs of {name}", "Leave out this module, or remove them with scope: layer")
+
+
+def check_sizes_alike(trained: Trained, plan: Plan) -> None:
+    """Raise UserError E407 where a training needs blocks of one size, and only the run decides how many units each keeps."""
+    alike = set(method(trained.method).sized_alike(trained.options))
+    for structure in plan.steps:
+        span = STRUCTURES[structure]
+        if alike & {*span.rows, span.columns}:
+            what = f"only the run decides how many {structure} each layer keeps: one prototype may not serve all of them"
+            fix = f"Use share: false, shared: adapter or method: lora, or remove {structure} with scope: layer"
+            raise UserError("E407", what, fix)
 
 
 def _of_units(items: Iterable[UnitsItem]) -> Iterable[UnitsItem]:

@@ -17,8 +17,10 @@ from compressor.tasks.task_kind import kind_of, names_kind
 from pipelines.engine.stage import Entry, Models, NamedInputs, Problem, Stage, entries_after, one_task_only
 from pipelines.file import limits
 from pipelines.stages.prune.prune_weights import filled_problems
+from pipelines.stages.prune.uneven_layers import check_sizes_alike
 from pipelines.stages.training_config import (
     TrainingConfig,
+    decayed_at_norms,
     key_problems,
     kind_problems,
     length_problems,
@@ -30,6 +32,7 @@ from pipelines.stages.training_config import (
     on_of,
     repeated_rank,
     trains_base,
+    useless_scores,
 )
 from pipelines.stages.training_plan import counted, estimate, planned, require_precision
 
@@ -128,7 +131,7 @@ def check(config: RecoverConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem
         return
     yield from merged_problems("recover", earlier)
     if trains_base(config):
-        yield from filled_problems("training every weight", earlier)
+        yield from filled_problems("training every weight", earlier, None)
     moved = next((entry for entry in earlier if entry.row.trains and trains_base(entry.config)), None)
     if config.checkpoints and moved is not None:
         what = f"a checkpoint is kept as a change of the base, whose own weights '{moved.id}' trained"
@@ -261,6 +264,7 @@ def plan(config: RecoverConfig, plan: Plan) -> Plan:
         count = sum(trained.continued(plan.shape, plan.steps) for trained in continued) - frozen
         return replace(plan, trainable=(*plan.trainable, ("recover", count)))
     added, shape = planned(config, config.method, plan)
+    check_sizes_alike(added, plan)
     name, count = counted("recover", added, shape)
     # after all weights were trained every matrix differs from the base; after the last blocks, those trained before do, too
     before = () if everything and config.top is None else plan.trained
@@ -277,7 +281,7 @@ def corrected(config: RecoverConfig, kinds: Sequence[str] = ()) -> dict[str, Any
     checkpoints of a growing Ω, or named no kind of task in its state; a second adapter at a norm, which hid the first;
     scored texts, learnt where white space or what the base's tokenizer normalizes differed; positions that a training chose
     where a mask hides; a control of `modules: everything` that trained its matrices alone; values on a LoRA whose rank stands
-    in the select, too."""
+    in the select, too; adapters at a norm, without weight decay; masks that hide nothing, with scores."""
     of_labels = config.control and config.unlabelled and config.teacher is None
     given = of_labels and config.learning_rate is not None
     higher = given and (config.method == "same" or config.learning_rate > rate_of_labels(config, config.method))
@@ -293,6 +297,8 @@ def corrected(config: RecoverConfig, kinds: Sequence[str] = ()) -> dict[str, Any
         **({"grown_positions": 2} if grown else {}),
         **({"control_positions": 2} if config.control and _may_train_everything(config) else {}),
         **repeated_rank(config),
+        **decayed_at_norms(config),
+        **useless_scores(config),
     }
 
 

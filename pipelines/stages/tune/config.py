@@ -20,6 +20,7 @@ from pipelines.engine.stage import Entry, Problem, Stage
 from pipelines.file import limits
 from pipelines.stages.training_config import (
     TrainingConfig,
+    decayed_at_norms,
     kind_problems,
     length_problems,
     meaningless,
@@ -27,6 +28,7 @@ from pipelines.stages.training_config import (
     method_problems,
     methods_with,
     repeated_rank,
+    useless_scores,
 )
 from pipelines.stages.training_plan import counted, estimate, planned, require_precision
 
@@ -89,8 +91,9 @@ def plan(config: TuneConfig, plan: Plan) -> Plan:
 
 
 def corrected(config: TuneConfig, kinds: Sequence[str]) -> dict[str, Any]:
-    """What an earlier version computed otherwise: values on a LoRA whose rank stands in the select, too."""
-    return repeated_rank(config)
+    """What an earlier version computed otherwise: values on a LoRA whose rank stands in the select, too; adapters at a norm,
+    without weight decay; masks that hide nothing, with scores."""
+    return {**repeated_rank(config), **decayed_at_norms(config), **useless_scores(config)}
 
 
 STAGE = Stage(
