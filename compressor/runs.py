@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from compressor import checkpoint
 from compressor.errors import UserError
 from compressor.run_store import RUN_FILE, last_model
 from compressor.tasks import KINDS
+from compressor.tasks.task_kind import set_problem_type
 
 if TYPE_CHECKING:
     from torch import nn
@@ -20,12 +21,15 @@ def load(folder: Path, base: Path | str | None = None) -> nn.Module:
 
     `base` is the pretrained model where that is needed, by default where the run found it. Raises UserError E805 (the run
     has no model, or its artifact is gone), E305 (a damaged lock or artifact), and what `compressor.checkpoint.load` raises.
+    The config of the model tells independent labels also where an earlier version wrote it without.
     """
     found = last_model(folder)
     if not {checkpoint.STATE_FILE, "config.json"} & found.files:
         fix = f"Load one of its tasks: compressor.load(BASE, delta='{folder}/tasks/NAME.safetensors')"
         raise UserError("E805", "this run trained many tasks together and has no single model", fix, str(folder))
-    return checkpoint.load(found.folder, base=base or _base(folder, found.lock.get("model")))
+    model = checkpoint.load(found.folder, base=base or _base(folder, found.lock.get("model")))
+    set_problem_type(model.config, _kind_in(found.lock))
+    return model
 
 
 def last_state(folder: Path) -> tuple[Path, str | None, str]:
@@ -33,9 +37,14 @@ def last_state(folder: Path) -> tuple[Path, str | None, str]:
     is still there: the reference that the state names may be of another place; the kind of its task, which a state of an
     earlier version does not name ('' if it is unknown). Raises UserError E805, E305."""
     found = last_model(folder, checkpoint.STATE_FILE)
-    task = found.lock.get("task")
+    return found.folder, _base(folder, found.lock.get("model")), _kind_in(found.lock)
+
+
+def _kind_in(lock: dict[str, Any]) -> str:
+    """The kind of the task in a run's lock; '' if it is unknown."""
+    task = lock.get("task")
     kind = task.get("kind") if isinstance(task, dict) else None
-    return found.folder, _base(folder, found.lock.get("model")), kind if isinstance(kind, str) and kind in KINDS else ""
+    return kind if isinstance(kind, str) and kind in KINDS else ""
 
 
 def _base(folder: Path, model: object) -> str | None:

@@ -61,12 +61,14 @@ def gradient_scores(
     score: str,
     batches: Iterable[tuple[dict[str, Tensor], Tensor]],
     *,
+    batch_size: int | None = None,
     settings: GradientSettings = GradientSettings(),
     heuristic: Heuristic = Heuristic(),
     kind: TaskKind = CLASSIFICATION,
     on_batch: Callable[[int], None] = lambda rows: None,
 ) -> dict[str, Tensor]:
     """Scores (out, in) of every matrix, by path. `batches` are (inputs, labels); the loss is the mean loss of `kind`.
+    A batch of fewer rows than `batch_size` counts as so much less: its gradient is weighed by its share of them.
 
     The matrices must be plain parameters but for masks (`merge_deltas`); masked entries have no gradient, so they score 0 and
     are not candidates. Afterwards the model is frozen and in eval mode. Raises UserError E409 where a gradient is not finite,
@@ -90,6 +92,8 @@ def gradient_scores(
             parts = [matrix.place.read(of[id(matrix.owner), matrix.tensor]) for matrix in matrices]
             norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(part) for part in parts]))
             gradients = [gradient * torch.clamp(settings.clip / (norm + 1e-6), max=1.0) for gradient in gradients]
+        if batch_size and len(labels) < batch_size:
+            gradients = [gradient * (len(labels) / batch_size) for gradient in gradients]
         for total, gradient in zip(totals.values(), gradients, strict=True):
             total += row.summed(gradient)
         on_batch(len(labels))

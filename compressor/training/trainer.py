@@ -129,6 +129,12 @@ class TaskTrainer(Trainer):
         lengths = [length_of(row) for row in self.train_dataset.rows]
         return SeededGroups(size, lengths, self.args.data_seed)
 
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """As Trainer; the matrices of an adapter that is inserted at a norm, too, as they are none of the norm's own."""
+        inserted = [name for name, _ in model.named_parameters() if ".inserts." in name]
+        matrices = [name for name in inserted if "bias" not in name.partition(".inserts.")[2]]
+        return [*super().get_decay_parameter_names(model), *matrices]
+
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """AdamW: decay as in Trainer, for scores and gates another rate and no decay, a step count a scalar of a growing Ω."""
         if self.optimizer is not None:

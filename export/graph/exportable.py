@@ -11,14 +11,20 @@ if TYPE_CHECKING:
     from transformers import DynamicCache, EncoderDecoderCache, PretrainedConfig
 
 
+NEW_FREQUENCIES = ("dynamic", "longrope")
+"""Rope types that change their frequencies in the forward pass: the exporter cannot follow the first, and of the second a graph
+keeps those of short rows."""
+
+
 def require_traceable(config: PretrainedConfig) -> None:
-    """Raises UserError E622 for a config whose model PyTorch's exporter cannot follow: one that computes the frequencies of its
-    rotary positions anew for a longer row."""
+    """Raises UserError E622 for a config whose model PyTorch's exporter cannot follow, or follows for short rows alone: one
+    that computes the frequencies of its rotary positions anew for a longer row."""
     rotary = getattr(config, "rope_parameters", None) or {}
     # one table for all blocks, or one for each type of block
     tables = [rotary, *(table for table in rotary.values() if isinstance(table, Mapping))]
-    if any("dynamic" in str(table.get("rope_type")) for table in tables):
-        what = "this model cannot be traced (rope_type: dynamic computes its frequencies anew for a longer row)"
+    kinds = [kind for kind in NEW_FREQUENCIES if any(kind in str(table.get("rope_type")) for table in tables)]
+    if kinds:
+        what = f"this model cannot be traced (rope_type: {kinds[0]} computes its frequencies anew for a longer row)"
         raise UserError("E622", what, "Use a model with another rope_type")
 
 

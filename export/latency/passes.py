@@ -137,6 +137,12 @@ def was_cut(batch: int) -> bool:
     return rows_of(batch) > max(ROWS, batch)
 
 
+def may_have_been_cut(batch: int) -> bool:
+    """Whether an earlier version timed a last batch of fewer rows for some number of rows: `was_cut`, or of fewer than `ROWS`
+    those that fill no batch."""
+    return 1 < batch < ROWS
+
+
 def passes_of(rows: Sequence[dict[str, list[int]]], pad_id: int, batches: Sequence[int]) -> list[Pass]:
     """The same unpadded rows in every batch size and order; sorting single rows would change no shape, so it is left out."""
 

@@ -118,6 +118,21 @@ def test_gradient_scores_by_hand(architecture):
         assert torch.allclose(got["d3"][matrix.path], (first + second).abs() / (matrix.weight.abs() + 0.5) ** 2, rtol=1e-9)
 
 
+def test_a_last_batch_of_fewer_rows_counts_as_so_much_less():
+    """Four rows and one are as five in one batch; a batch is clipped before it is weighed."""
+    model = tiny("bert")
+    matrices, inputs, labels = matrices_of(model, ("query",)), encoding(5), torch.tensor([0, 1, 2, 0, 1])
+    parts = [({key: tensor[of] for key, tensor in inputs.items()}, labels[of]) for of in (slice(4), slice(4, 5))]
+    for score, factor in (("sam", 25 / 16), ("d3", 5 / 4)):
+        whole = gradient_scores(model, matrices, score, [(inputs, labels)])
+        split = gradient_scores(model, matrices, score, parts, batch_size=4)
+        assert all(torch.allclose(split[path], values * factor, rtol=1e-9) for path, values in whole.items())
+    clip = GradientSettings(clip=1e-3)
+    full = gradient_scores(model, matrices, "fish", parts[1:], settings=clip)
+    short = gradient_scores(model, matrices, "fish", parts[1:], settings=clip, batch_size=4)
+    assert all(torch.allclose(short[path] * 16, values, rtol=1e-9) for path, values in full.items())
+
+
 @pytest.mark.parametrize("architecture", ["bert", "gpt2"])
 def test_clipping_is_per_batch(architecture):
     """By the norm over the asked matrices: of GPT-2's fused weight the query alone."""

@@ -124,7 +124,7 @@ def first_step(schedule: Schedule, work: Path, case: str) -> dict[str, torch.Ten
     return moved
 
 
-@pytest.mark.parametrize("case", ["lora", "id3", "propetl", "diff_pruning"])
+@pytest.mark.parametrize("case", ["lora", "id3", "propetl", "diff_pruning", "adapter-adapterhub"])
 def test_weight_decay_takes_its_share_of_a_weight(case, tmp_path):
     """In one step, beside AdamW's: learning rate · decay · weight, of all but biases, scores and gates."""
     schedule = replace(FAST, max_steps=2, warmup=0)

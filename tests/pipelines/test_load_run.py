@@ -75,6 +75,17 @@ def test_the_delta_of_a_run_names_the_kind_of_its_task(runs, compress, tmp_path)
     lock.write_text(yaml.safe_dump(content))
     assert compress("delta", "convert", runs / "unmerged", tmp_path / "delta.safetensors")[0] == 0
     assert read(tmp_path / "delta.safetensors").kind == "multilabel"
+    assert compressor.load(runs / "unmerged").config.problem_type == "multi_label_classification"
+
+
+def test_the_model_of_a_run_has_the_kind_of_its_task(runs):
+    """A checkpoint that an earlier version merged does not tell it."""
+    lock = runs / "tiny" / "pipeline.lock.yaml"
+    content = yaml.safe_load(lock.read_text())
+    assert compressor.load(runs / "tiny").config.problem_type is None
+    content["task"]["kind"] = "multilabel"
+    lock.write_text(yaml.safe_dump(content))
+    assert compressor.load(runs / "tiny").config.problem_type == "multi_label_classification"
 
 
 def test_the_base_of_a_run_is_the_one_that_it_found(made, compress, tmp_path, monkeypatch):

@@ -8,13 +8,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from compressor.models.anatomy import layers_of, matrices_of
+from compressor.models.modules import MODULES
 from compressor.pruning import scores as functions
 from compressor.pruning_criteria import BY_ROWS, LOSS_POWER, SUMS, Criterion
 from compressor.tasks.data import Data, tensor_batches
 from pipelines.engine.base_corrections import _facts, base_corrections, texts_read_otherwise
 from pipelines.engine.stage import load_stage
 from pipelines.stages.merge import config as merge
+from pipelines.stages.prune import mask_weights
 from pipelines.stages.prune.config import STAGE, PruneConfig, PruneItem
+from pipelines.stages.prune.prune_weights import WeightsItem
 from pipelines.stages.prune.remove_units import score
 from tests.compressor.conftest import tiny, tuned
 from tests.pipelines.test_precision import rows_of
@@ -46,6 +50,28 @@ def test_every_criterion_has_scores_of_its_own(structure):
         assert not any(torch.equal(found, other) for other in seen), criterion
         seen.append(found)
     assert len(seen) == len(SUMS) + len(LOSS_POWER) + 2
+
+
+@pytest.mark.parametrize("first", [{"remove": {"adapted": 0.1, "others": 0.2}}, {"pattern": "3:4"}], ids=["pools", "n:m"])
+def test_a_second_item_ranks_weights_as_a_second_prune_does(first):
+    """What the first one hides is no change of the blocks that were not trained: they stay the others, ranked by |W|."""
+    first, second = (WeightsItem(structure="weights", **keys) for keys in (first, {"remove": {"adapted": 0.3, "others": 0.4}}))
+    model, base = (tiny("bert", torch.float32) for _ in range(2))
+    data = Data(rows_of(model, 4), rows_of(model, 4), ["a", "b", "c"], 1)
+    with torch.no_grad():
+        for matrix in map(layers_of(model)[-1].matrix, layers_of(model)[-1].names):
+            matrix.weight.add_(torch.randn(matrix.weight.shape), alpha=0.1)
+    before = {matrix.path: matrix.weight.detach().abs() for matrix in matrices_of(model, MODULES)}
+    mask_weights.carry_out(first, model, base, 0, data, QUIET)
+    adapted, others = mask_weights.carry_out(second, model, base, 0, data, QUIET)["pools"][::-1]
+    assert (adapted["pool"], others["pool"]) == ("the adapted matrices", "the other matrices")
+    assert others["entries"] == 2 * adapted["entries"] and others["hidden"] == int(0.4 * others["entries"])
+    untrained = [matrix for layer in layers_of(model)[:-1] for matrix in map(layer.matrix, layer.names)]
+    kept = [before[matrix.path][matrix.mask.keep] for matrix in untrained]
+    hidden = [before[matrix.path][~matrix.mask.keep] for matrix in untrained]
+    if first.nm is None:
+        assert torch.cat(hidden).max() <= torch.cat(kept).min()
+    assert all(len(part) for part in kept), "none is emptied"
 
 
 def test_what_was_scored_otherwise_before_is_made_again():
@@ -88,6 +114,18 @@ def test_bases_that_were_read_otherwise_before_are_told(model_type, auto, keys, 
     assert base_corrections(folder, str(keys), decodes=False) == {name: 2 for name in again if name != "clean_up"}
 
 
+def test_a_base_whose_flops_left_positions_out_is_told(tmp_path, monkeypatch):
+    """A DeBERTa that compares one kind of them, and projects both."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = write_model(tmp_path / "model", "deberta-v2")
+    config, told = json.loads((folder / "config.json").read_text()), []
+    cases = ({}, {"pos_att_type": "p2c|c2p"}, {"pos_att_type": "c2p"}, {"pos_att_type": []}, {"share_att_key": False})
+    for keys in (*cases, {"pos_att_type": ["c2p"], "share_att_key": False}):
+        (folder / "config.json").write_text(json.dumps(config | keys))
+        told.append(base_corrections(folder, str(keys), decodes=False).get("positions"))
+    assert told == [None, None, 2, 2, None, None]
+
+
 @pytest.mark.parametrize("content", [None, "", "[]", '{"tokens": true}'])
 def test_what_is_known_of_a_base_is_kept_for_later_processes(content, tmp_path, monkeypatch):
     """By its sha256, so the folder is not looked at again; what cannot be read is found again, and a cache that cannot be
@@ -110,6 +148,8 @@ def test_what_is_known_of_a_base_is_kept_for_later_processes(content, tmp_path, 
 
 GROWN = {"method": "selective", "budget": 9, "control": False}
 EVERYTHING = {"method": "selective", "modules": "everything"}
+WEIGHTS = {"structure": "weights", "remove": 0.5}
+HEADS = {"structure": "heads", "criterion": "random", "remove": 1}
 CHECKPOINTS = {**GROWN, "strategy": "increment", "checkpoints": [3], "modules": ["query"], "control": True}
 
 
@@ -117,9 +157,14 @@ CHECKPOINTS = {**GROWN, "strategy": "increment", "checkpoints": [3], "modules": 
     ("stage", "config", "again"),
     [
         ("prune", {"items": [{"structure": "weights", "pattern": "unstructured", "remove": 0.5, "hides": "weight"}]}, []),
+        ("prune", {"items": [{**WEIGHTS, "criterion": "weight"}, HEADS, WEIGHTS]}, ["masked_base"]),
+        ("prune", {"items": [WEIGHTS, {**WEIGHTS, "criterion": "weight"}, HEADS]}, []),
+        ("prune", {"items": [HEADS, WEIGHTS]}, []),
         ("prune", {"structure": "heads", "criterion": "random", "remove": 1, "refit": 8}, ["refit"]),
         ("prune", {"target": {"speedup": 2.0, "lengths": "data", "batch": 48}}, ["rows"]),
-        ("prune", {"target": {"speedup": 2.0, "lengths": "data", "batch": 32}}, []),
+        ("prune", {"target": {"speedup": 2.0, "lengths": "data", "batch": 16}}, ["rows"]),  # of 56 rows one had 8
+        ("prune", {"target": {"speedup": 2.0, "lengths": "data", "batch": 64}}, []),
+        ("prune", {"target": {"speedup": 2.0, "lengths": "data"}}, []),
         ("prune", {"target": {"speedup": 2.0, "batch": 48}}, []),
         ("benchmark", {"batch": [1, 48]}, ["rows"]),
         ("benchmark", {"batch": [1, 48], "real_lengths": False}, []),
@@ -138,6 +183,25 @@ CHECKPOINTS = {**GROWN, "strategy": "increment", "checkpoints": [3], "modules": 
         ("recover", {**CHECKPOINTS, "augment": 1, "teacher": "t"}, ["spaced_texts", "grown_positions"]),
         ("recover", CHECKPOINTS, ["grown_positions"]),
         ("recover", {"method": "same"}, []),
+        ("recover", {"method": "same", "weight_decay": 0.1}, ["norm_decay"]),  # which may train adapters further
+        ("recover", {"method": "adapter", "placement": "adapterhub", "weight_decay": 0.1}, ["norm_adapters", "norm_decay"]),
+        ("tune", {"method": "adapter", "placement": "adapterhub", "weight_decay": 0.1}, ["norm_decay"]),
+        ("tune", {"method": "adapter", "placement": "adapterhub", "weight_decay": 0.0}, []),
+        ("tune", {"method": "adapter", "placement": "houlsby", "weight_decay": 0.1}, []),
+        ("tune", {"method": "selective", "on": "adapter", "weight_decay": 0.1}, ["norm_decay"]),  # the select may place them so
+        ("tune", {"method": "selective", "weight_decay": 0.1}, ["norm_decay"]),
+        ("tune", {"method": "selective", "on": "lora", "weight_decay": 0.1}, []),
+        ("tune", {"method": "dsee", "weight_decay": 0.1}, []),
+        ("tune", {"method": "propetl", "keep": 1}, ["useless_scores"]),
+        ("tune", {"method": "propetl", "keep": 1, "masks": "random"}, []),
+        ("tune", {"method": "propetl", "keep": 0.5}, []),
+        ("recover", {"method": "propetl", "keep": 1.0}, ["useless_scores"]),
+        ("select", {"score": "sam"}, ["short_batch"]),  # there may be fewer rows, which its 16 do not divide
+        ("select", {"score": "d3", "samples": 1000}, ["short_batch"]),
+        ("select", {"score": "sam", "samples": 9600, "batch_size": 16}, []),
+        ("select", {"score": "fish"}, []),
+        ("select", {"score": "fish", "batch_size": 8}, ["short_batch"]),
+        ("select", {"score": "pafi", "on": "adapter"}, []),
     ],
 )
 def test_what_a_correction_changed_is_made_again(stage, config, again):

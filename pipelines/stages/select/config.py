@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ from compressor.account import Places, Plan
 from compressor.errors import UserError
 from compressor.methods import GROUND, On, Options, ground_of
 from compressor.models.modules import REST, WideModules
-from compressor.selection.score_names import DATA_SCORES, DEFAULT_SAMPLES, SCORES, Scope, Score
+from compressor.selection.score_names import DATA_SCORES, DEFAULT_SAMPLES, SCORES, Scope, Score, without_eps
 from compressor.selection.settings import SettingName
 from pipelines.engine.stage import Entry, Problem, Stage
 from pipelines.file import limits
@@ -74,6 +74,11 @@ class SelectConfig(GroundConfig):
         return SCORES[self.score]
 
     @property
+    def gradient_rows(self) -> int:
+        """Rows of a gradient; 0 for a score of the weights alone."""
+        return self.row.batch and (self.batch_size or self.row.batch)
+
+    @property
     def places(self) -> Places:
         count = DEFAULT_COUNT if self.count is None and self.ratio is None else self.count
         return Places(self.ground(), self.scope, count, self.ratio)
@@ -93,6 +98,9 @@ def check(config: SelectConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]
     for key in of_scores:
         if key not in config.row.reads and getattr(config, key) is not None:
             yield Problem("E403", f"{key} is not used by score {config.score}", "Remove it, or name another score", (key,))
+    if "eps" in config.row.reads and without_eps(config.exp, config.eps):
+        what = f"eps is not used by score {config.score} with exp: 0"
+        yield Problem("E403", what, "Remove the key, or give an exp", ("eps",))
     yield from ground_problems(config)
     yield from everything_problems(config)
 
@@ -158,9 +166,17 @@ SECONDS_A_MATRIX = 0.1
 
 def estimate(config: SelectConfig, plan: Plan, before: Plan, rows: dict[str, Any]) -> dict[str, float]:
     """Three passes for each row with gradients, and every matrix once."""
-    passes = 3 * (config.samples or DEFAULT_SAMPLES) * rows["sequences"] if reads_data(config) else 0
+    scored = (config.samples or min(DEFAULT_SAMPLES, rows["train"])) if config.row.batch else 0
+    passes = 3 * scored * rows["sequences"]
     matrices = len(plan.shape.matrices(config.modules))
     return {"flops": passes * plan.shape.flops(rows["mean"]), "seconds": 1 + SECONDS_A_MATRIX * matrices}
+
+
+def corrected(config: SelectConfig, kinds: Sequence[str]) -> dict[str, Any]:
+    """What an earlier version computed otherwise: the gradient of a last batch of fewer rows counted as that of a full one.
+    Without `samples` only the data tell how many rows there are."""
+    may_be_short = config.gradient_rows > 1 and (config.samples is None or config.samples % config.gradient_rows)
+    return {"short_batch": 2} if may_be_short else {}
 
 
 STAGE = Stage(
@@ -181,4 +197,5 @@ STAGE = Stage(
         **({"repeated": True} if config.samples else {}),
         **({"clips_parts": True} if config.clip else {}),
     },
+    corrected=corrected,
 )

@@ -99,7 +99,7 @@ def _by_gradients(config: SelectConfig, inputs: Inputs, workspace: Workspace) ->
     # more than there are: batches as in a training, which repeats the rows in another order
     again = wanted > len(data.train)
     rows = data.train.repeated(wanted, inputs.seed) if again else data.train.draw(wanted, inputs.seed)
-    size = config.batch_size or config.row.batch
+    size = config.gradient_rows
     heuristic = Heuristic(**{key: getattr(config, key) for key in OF_HEURISTIC if getattr(config, key) is not None})
     with workspace.progress(f"scoring by {config.score}", len(rows)) as bar, accelerated(model) as device:
         scores = gradient_scores(
@@ -107,6 +107,7 @@ def _by_gradients(config: SelectConfig, inputs: Inputs, workspace: Workspace) ->
             matrices,
             config.score,
             batches_on(device, tensor_batches(rows, data.pad_id, size, in_order=again)),
+            batch_size=size,
             settings=GradientSettings(config.mode == "train", config.clip),
             heuristic=heuristic,
             kind=data.kind,
