@@ -11,6 +11,7 @@ from sklearn import metrics as sklearn
 from compressor.errors import UserError
 from compressor.tasks import TaskConfig
 from compressor.tasks.kinds import tokens
+from compressor.tasks.metrics import margin_noise, output_distance
 from compressor.tasks.predictions import IGNORED
 from compressor.tasks.task_kind import kind_for, kind_of
 from export.parity.bounds import BOUNDS, row_of
@@ -116,6 +117,15 @@ def test_macro_f1_moves_by_a_row_of_the_rarest_class_over_all_classes():
     chosen = kind(metric="macro_f1", names="abcdefghijklmnopqrst")
     moved = chosen.quality(np.eye(20)[labels], labels)["macro_f1"] - chosen.quality(np.eye(20)[turned], labels)["macro_f1"]
     assert 0 < moved <= chosen.grain(labels) == 2 / (2 * 20)
+
+
+def test_noise_and_distance_of_outputs_are_in_standard_deviations():
+    """That of a margin is of two logits; every output has its own mean, which is no part of the spread."""
+    draw = np.random.default_rng(0)
+    reference = draw.normal((0, 10), size=(5000, 2))
+    noisy = reference + 0.1 * draw.normal(size=(5000, 2))
+    assert margin_noise(reference, noisy) == pytest.approx(0.1 * 2**0.5, rel=0.05)
+    assert output_distance(reference, noisy, softmax=False) == pytest.approx(0.1, rel=0.05)
 
 
 def test_the_gate_of_an_export_is_of_the_chosen_metric():

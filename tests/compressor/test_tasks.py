@@ -359,12 +359,16 @@ def test_intervals_hold_the_estimate_and_pairing_narrows():
     labels = rng.integers(0, 2, 500)
     logits = np.eye(2)[np.where(rng.random(500) < 0.85, labels, 1 - labels)]
     low, high = interval(accuracy, logits, labels)
-    assert low < accuracy(logits, labels) < high
+    share = accuracy(logits, labels)
+    assert low < share < high and high - low == pytest.approx(2 * 1.96 * np.sqrt(share * (1 - share) / 500), rel=0.1)
     assert difference_interval(accuracy, logits, logits, labels) == (0.0, 0.0)
     worse = logits.copy()
     worse[:50] = worse[:50, ::-1]
     low, high = difference_interval(accuracy, worse, logits, labels)
     assert low < accuracy(worse, labels) - accuracy(logits, labels) < high < 0.0
+    worse[20:] = logits[20:]
+    low, high = difference_interval(accuracy, worse, logits, labels)
+    assert high - low == pytest.approx(2 * 1.96 * np.sqrt(20 / 500 / 500), rel=0.2), "that of the rows that turn"
 
 
 def test_requests_have_no_targets():

@@ -325,6 +325,22 @@ def nan_in_a_tuned_value(run):
     tensors(run.artifact("tune") / "head.safetensors", spoil)
 
 
+def other_units_told_of_the_recover(run):
+    edit_kept(run.artifact("recover"))
+
+
+def other_units_told_of_the_merge(run):
+    edit_kept(run.artifact("merge"))
+
+
+def edit_kept(folder: Path) -> None:
+    """Say of an artifact that its first block has one unit less than it has."""
+    manifest = json.loads((folder / MANIFEST).read_text())
+    first = next(iter(manifest["metadata"]["kept"].values()))
+    next(iter(first.values())).pop()
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+
+
 def fixed_batch(run):
     """The batch of the sample is burnt in."""
 
@@ -408,6 +424,8 @@ FAULTS = [
     Fault(nan_in_a_weight, "merge", MERGED, "E305"),
     Fault(nan_in_the_graph, "export", GRAPH, "E610", slow=True),
     Fault(nan_in_a_tuned_value, "tune", "quality as recorded", "E305"),
+    Fault(other_units_told_of_the_recover, "recover", "units kept", "E612"),
+    Fault(other_units_told_of_the_merge, "merge", CONFIG, "E612"),
     Fault(fixed_batch, "export", GRAPH, "E611"),
     Fault(mixed_rows, "export", GRAPH, "E610"),
     Fault(swapped_inputs, "deploy", DEPLOYED, "E612"),
@@ -485,8 +503,10 @@ def test_the_command_line(run):
     done = CliRunner().invoke(main, arguments)
     assert done.exit_code == 3 and "FAILED E610" in done.stdout and "export: E610 compressed -> model.onnx" in done.stderr
     told = CliRunner().invoke(main, [*arguments, "--json"])
-    checks = json.loads(told.stdout)["checks"]
+    answer = json.loads(told.stdout)
+    checks = answer["checks"]
     assert told.exit_code == 3 and [check["hop"] for check in checks if not check["passed"]] == [GRAPH, "compressed -> fused"]
+    assert answer["passed"] is False and any(check["passed"] for check in checks)
     assert "worst_row" in checks[-1]["parity"] and len(checks[-1]["parity"]["metric_interval"]) == 2
     for wrong, code in ((["--stage", "nothing"], "E111"), ([], "E805")):
         folder = run.folder if wrong else run.out

@@ -1,9 +1,12 @@
 """Interleaved measuring with real workers; no assertion on a time."""
 
+import itertools
+import random
 import signal
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
@@ -13,7 +16,7 @@ import torch
 from compressor.checkpoint import save_checkpoint
 from compressor.errors import UserError
 from export.latency import worker as latency_worker
-from export.latency.measure import LatencyVariant, measure, summarize, workers
+from export.latency.measure import WARM_UP, LatencyVariant, measure, summarize, time_shape, workers
 
 
 @pytest.mark.slow
@@ -94,6 +97,24 @@ def test_an_error_ends_workers_that_are_busy(exported):
         one.start(1, 4)
         raise KeyError
     assert one.process.returncode == -signal.SIGTERM
+
+
+def test_after_a_warm_up_all_take_turns_in_another_order_every_round():
+    calls = []
+
+    def worker(name):
+        def noted(*_):
+            calls.append(name)
+            return 1.0
+
+        still = SimpleNamespace(waited_until=lambda end: 0.0)
+        variant = SimpleNamespace(name=name)
+        return SimpleNamespace(variant=variant, start=noted, finish=lambda: None, time=noted, core_time=still)
+
+    found = time_shape([*map(worker, "abc")], 1, 8, 20, random.Random(0))
+    rounds = [tuple(calls[first : first + 3]) for first in range(3 * WARM_UP, len(calls), 3)]
+    assert [len(one.samples_ms) for one in found] == [20] * 3 and len(rounds) == 20
+    assert {*rounds} == {*itertools.permutations("abc")}
 
 
 def test_summary_by_hand():

@@ -56,6 +56,13 @@ def test_the_limit_is_the_longer_of_computing_and_of_reading_the_weights():
     assert read_by_most == {"limit_share": pytest.approx(0.5), "limit": "memory"}
 
 
+def test_a_product_is_two_operations_a_cell_and_a_copy_reads_and_writes(monkeypatch):
+    monkeypatch.setattr(machine_limits, "SIZES", (32,))
+    monkeypatch.setattr(machine_limits, "buffer_bytes", lambda *_: 4096)
+    work = {(kernel.what, kernel.work) for kernel in machine_limits.kernels(1)}
+    assert work == {*((name, 2 * 32**3) for name in types()), ("memory", 2 * 4096)}
+
+
 def test_a_type_without_a_rate_has_no_share():
     assert RATES.share("bf16", [8e6], 10**6, ms=16.0) == {}
 

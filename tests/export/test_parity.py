@@ -101,6 +101,31 @@ def test_int8_faults_are_caught(fault):
     assert not compare("quantize", "int8", LOGITS, broken, LABELS).passed
 
 
+@pytest.mark.parametrize("kind", ["fp32", "int8"])
+def test_one_number_that_is_not_finite_is_caught_in_other_batches(kind):
+    broken = LOGITS.copy()
+    broken[3, LABELS[3]] = np.nan  # to numpy the largest: the label is the same
+    assert not compare("quantize", kind, LOGITS, LOGITS, LABELS, batches=({"batch 1": LOGITS}, {"batch 1": broken})).passed
+
+
+@pytest.mark.parametrize(
+    ("kind", "most"),
+    [
+        ("removed", 1e-4),
+        ("fp32", 1e-4),
+        ("served", 1e-5),
+        ("served, fp16", 1e-2),
+        ("served, bf16", 0.08),
+        ("fp16", 2e-2),
+        ("bf16", 0.16),
+    ],
+)
+def test_a_logit_may_move_so_far(kind, most):
+    still = np.where(np.arange(200)[:, None] == 17, 0.0, LOGITS)
+    moved = [still + np.where(np.arange(200)[:, None] == 17, share * most, 0) for share in (0.9, 1.1)]
+    assert [compare("hop", kind, still, one, LABELS).passed for one in moved] == [True, False]
+
+
 def test_merge_must_be_exact():
     nearly = LOGITS.copy()
     nearly[0, 0] = np.nextafter(nearly[0, 0], np.float32(9))
@@ -183,6 +208,13 @@ def test_outputs_that_move_further_than_by_rounding_are_refused():
     result = compare("quantize", "int8", PAIRS, candidate, candidate.argmax(axis=1), unlabelled=Unlabelled(rounded=rounded))
     assert result.failed == ("rounding",)
     assert "outputs move 2.0 times as far as rounding moves them" in str(failure(result))
+
+
+def test_outputs_may_move_1_35_times_as_far_as_by_rounding():
+    rounded = shaken(0.03)
+    far = [PAIRS + times * (rounded - PAIRS) for times in (1.3, 1.4)]
+    found = [compare("hop", "int8", PAIRS, one, TRUE, unlabelled=Unlabelled(rounded=rounded)) for one in far]
+    assert [one.failed for one in found] == [(), ("rounding",)]
 
 
 def test_a_shift_of_all_logits_is_none_of_labels_of_one_softmax_and_one_of_independent_labels():

@@ -12,11 +12,12 @@ import pytest
 import torch
 from onnx import helper, numpy_helper
 from transformers import AutoModelForTokenClassification
+from transformers.pytorch_utils import Conv1D
 
 from compressor.tasks.features import predict, torch_forward
 from compressor.tasks.predictions import IGNORED
 from export.auto.choose import Candidate, choose_candidate, counts, with_verdict
-from export.auto.sensitivity import rank
+from export.auto.sensitivity import quantized, rank
 from export.graph.trace import matrices, trace
 from export.graph.weight_only import quantized_weights
 from export.runtimes.onnxruntime import write_onnx
@@ -165,6 +166,17 @@ def test_a_tied_weight_is_rounded_in_one_place_only():
     batch = encoding(2, 9)
     both = rank(model, ["transformer.wte", "transformer.wpe"], asking([batch]), static=False)
     assert len({one.difference for one in both}) == 2
+
+
+def test_a_weight_is_rounded_by_output_whichever_way_it_is_stored():
+    """To 7 bits, from -63 to 63, where the processor multiplies so."""
+    turned, linear = Conv1D(3, 500), torch.nn.Linear(500, 3)
+    linear.weight = torch.nn.Parameter(turned.weight.detach().T * torch.tensor([[1.0], [9.0], [99.0]]))
+    turned.weight = torch.nn.Parameter(linear.weight.detach().T.clone())
+    for bits, levels in ((8, 255), (7, 127)):
+        with quantized(turned, None, bits), quantized(linear, None, bits):
+            assert torch.equal(turned.weight.T, linear.weight)
+            assert levels / 2 < max(len(row.unique()) for row in linear.weight) <= levels
 
 
 def test_products_that_share_a_turned_weight_share_what_is_stored(tmp_path):

@@ -17,6 +17,8 @@ import export.runtimes.sessions
 from compressor.account import Plan
 from compressor.cost import LayerShape, ModelShape
 from compressor.processor import INSTRUCTIONS
+from compressor.tasks.data import MetricInputs
+from compressor.tasks.task_kind import kind_of
 from export.latency.machine_limits import Limits
 from export.latency.measure import LatencyVariant, summarize
 from pipelines.engine import environment
@@ -154,6 +156,10 @@ def test_unmerged_deltas_are_part_of_the_least_time(tmp_path):
     assert beside["limit_share"] - alone["limit_share"] == pytest.approx(2 * 16 * 12 / 1e6)
     slow = replace(LIMITS, memory=1.0)
     assert costs.share_of(slow, *call) == {"limit_share": 4e3 * (64 + 64 + 8), "limit": "memory"}
+    assert costs.share_of(slow, *call, {"parameters": 12, "macs": 12})["limit_share"] == 4e3 * (64 + 64 + 8 + 12)
+    delta = {"modules": (), "rank": 0, "places": 0}
+    flops = [costs.cost_of(shape, shape, [8], delta, apart)["flops"]["8"] for apart in (None, {"parameters": 12, "macs": 12})]
+    assert flops[1] - flops[0] == 2 * 8 * 12
     assert costs.share_of(None, *call) == {}
 
 
@@ -223,6 +229,15 @@ def test_the_rows_are_drawn_with_the_seed_and_not_at_all_where_they_are_not_want
         return [batch["input_ids"].tolist() for timed in passes for batch in timed.batches]
 
     assert ids(0) == ids(0) != ids(1) and ids(0, real_lengths=False) == []
+
+
+def test_a_worse_model_is_below_what_it_is_compared_with():
+    labels = np.zeros(200, dtype=int)
+    right = np.eye(2)[labels]
+    worse = np.concatenate([right[:20, ::-1], right[20:]])
+    judged, reference = (MetricInputs(outputs, labels, kind_of("classification")) for outputs in (worse, right))
+    found = benchmark.quality_of(judged, reference, reference)
+    assert found["difference_interval"] == found["control_interval"] and found["difference_interval"][1] < 0
 
 
 def test_a_training_that_goes_on_counts_the_delta_it_goes_on_with(tmp_path):

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from pipelines.engine.store import Locked, Store, shared_lock
 from pipelines.file.config import load_pipeline
 from pipelines.runs.finished import FinishedRun, open_run
 from pipelines.runs.served import find_repository, repository_in_use
-from pipelines.runs.verify import verify
+from pipelines.runs.verify import require_quality, verify
 from pipelines.sweeps.sweep import sweep
 from pipelines.sweeps.sweep_preview import preview
 from pipelines.sweeps.sweep_trials import SweepPlan
@@ -266,6 +267,35 @@ def test_a_model_that_only_a_failed_attempt_had(project, out):
     with pytest.raises(UserError, match="E501"):
         go(project, out, f"model={other}")
     assert open_run(run).model == "./model"
+
+
+def test_a_run_is_not_verified_with_another_base_or_other_data(project, out):
+    go(project, out)
+
+    def faults():
+        return {(check.stage, check.code) for check in verify(out / "toy", serve=False) if not check.passed}
+
+    told = faults()
+    toys.flip_weight(project.parent / "model")
+    assert faults() - told == {("base", "E306")}
+    with (project.parent / "train.tsv").open("a") as file:
+        file.write("a fine film\tyes\n")
+    assert faults() - told == {("base", "E306"), ("data", "E201")}
+
+
+@pytest.mark.parametrize(("value", "grain", "same"), [(0.864, 0.001, True), (0.87, 0.001, False), (0.87, 0.01, True)])
+def test_a_quality_is_the_recorded_one_within_half_a_point_or_one_answer(value, grain, same):
+    with nullcontext() if same else pytest.raises(CheckError, match=r"E613 accuracy 0\.8700, recorded 0\.8600"):
+        require_quality("accuracy", value, 0.86, grain, str)
+
+
+def test_an_artifact_of_another_kind_is_not_that_of_the_run(project, out):
+    go(project, out)
+    run = open_run(out / "toy")
+    for stage in run.lock["stages"]:
+        assert run.artifact(stage).entry == stage["id"]
+        with pytest.raises(UserError, match=r"E803 .* does not match its artifact"):
+            run.artifact({**stage, "kind": "other"})
 
 
 def test_a_run_is_opened_through_a_link_and_from_inside(project, out, tmp_path, monkeypatch):

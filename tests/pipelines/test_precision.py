@@ -99,12 +99,12 @@ def test_only_the_matrix_that_int8_breaks_stays_in_fp32(kept):
 
 
 def test_the_search_knows_how_long_what_it_timed_waited(tmp_path, monkeypatch):
-    """Of all timings: the choice is kept, however long the last of them waited."""
-    waits = iter((0.3, 0.1))
+    """Of all timings: the choice is kept, however long the last of them waited. A speed is of the faster fp32 of a timing."""
+    waits, ms = iter((0.3, 0.1)), {"onnxruntime": 2.0, "openvino": 4.0}
 
     def measured(variants, *_, **__):
         waited = next(waits)
-        return [summarize(variant.name, 8, 64, [2.0], waited) for variant in variants]
+        return [summarize(variant.name, 8, 64, [ms[variant.runtime]], waited) for variant in variants]
 
     monkeypatch.setattr(precision, "measure", measured)
     monkeypatch.setattr(precision, "end_id", lambda folder: None)
@@ -113,8 +113,20 @@ def test_the_search_knows_how_long_what_it_timed_waited(tmp_path, monkeypatch):
     workspace = SimpleNamespace(progress=lambda *_: nullcontext(SimpleNamespace(advance=None)))
     search = precision.PrecisionSearch(model, ExportConfig(batch=8, length=64), None, workspace, inputs, tmp_path)
     for _ in range(2):
-        [trial] = search.clock([Candidate("onnxruntime", "fp32", tmp_path)])
-        assert (trial.ms, trial.speed, search.waited) == (2.0, 1.0, 0.3)
+        trials = search.clock([Candidate(runtime, "fp32", tmp_path / runtime) for runtime in ms])
+        assert [(trial.ms, trial.speed) for trial in trials] == [(2.0, 1.0), (4.0, 0.5)] and search.waited == 0.3
+
+
+@pytest.mark.parametrize(("budget", "within"), [(0.5, False), (1.0, True)])
+def test_the_budget_is_in_points_of_the_metric(tmp_path, monkeypatch, budget, within):
+    """Within the bound of the precision; of 90 % the file loses 0.8 points."""
+    judged = SimpleNamespace(metric_reference=0.9, metric_candidate=0.892, passed=True, bound="b", agreement=0.99)
+    compared = SimpleNamespace(compared=lambda *_: SimpleNamespace(result=judged))
+    monkeypatch.setattr(precision, "OneFile", lambda *_: compared)
+    config = ExportConfig(precision="auto", accuracy_budget=budget)
+    search = precision.PrecisionSearch(None, config, None, SimpleNamespace(say=lambda text: None), None, tmp_path)
+    vars(search).update(prover=None, graph=None, rows=[])
+    assert search.judge(Candidate("onnxruntime", "int8", tmp_path / "file")).within is within
 
 
 def test_the_file_that_is_published_is_the_one_that_was_judged(kept):

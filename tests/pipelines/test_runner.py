@@ -98,6 +98,30 @@ def test_only_what_changed_runs_again(project, out, change, again):
     assert calls(out) == again
 
 
+@pytest.mark.parametrize(
+    "says",
+    [
+        {"version": 2},
+        {"extras": lambda config: ("rich",)},
+        {"surroundings": lambda config: {"card": 1}},
+        {"corrected": lambda config, kinds: {"rows": 2}},
+    ],
+    ids=lambda says: next(iter(says)),
+)
+def test_what_a_stage_says_of_itself_makes_it_again(project, out, monkeypatch, says):
+    go(project, out)
+    calls(out)
+    toys.replace(monkeypatch, "tune", **says)
+    go(project, out)
+    assert calls(out) == ["tune"]
+
+
+def test_another_python_makes_everything_again(project, out, monkeypatch):
+    go(project, out)
+    monkeypatch.setattr("pipelines.engine.stage_inputs.sys", SimpleNamespace(version_info=(3, 99)))
+    assert go(project, out).reused == ()
+
+
 def test_a_graphics_card_decides_what_torch_computes(project, out, monkeypatch):
     monkeypatch.setattr("pipelines.engine.stage_inputs.accelerator", lambda: None)
     toys.replace(monkeypatch, "tune", packages=("click", "torch"))
@@ -243,13 +267,16 @@ def test_what_another_run_made_again_is_told_and_then_taken(project, out, monkey
     assert stored().metadata["measured"] == 1
 
 
-@pytest.mark.parametrize(("name", "renamed"), [("train.tsv", "renamed.tsv"), ("./model", "./bert")])
-def test_a_report_names_the_files_and_the_model_of_this_run(project, out, name, renamed):
-    """Equal content under another name: all but the report is reused."""
+@pytest.mark.parametrize(
+    ("name", "renamed", "reused"),
+    [("train.tsv", "renamed.tsv", IDS[:3]), ("./model", "./bert", IDS[:3]), ("train.tsv", "train.csv", IDS[:1])],
+)
+def test_a_report_names_the_files_and_the_model_of_this_run(project, out, name, renamed, reused):
+    """Equal content under another name: all but the report is reused. Under another ending it is read in another way."""
     go(project, out)
     (project.parent / name).rename(project.parent / renamed)
     project.write_text(project.read_text().replace(name, renamed))
-    assert go(project, out).reused == IDS[:3]
+    assert go(project, out).reused == reused
 
 
 def test_a_stage_that_computes_on_a_gpu_needs_one_before_anything_runs(project, out, monkeypatch):

@@ -5,7 +5,8 @@ import pytest
 
 from compressor.tasks.kinds.classification import Prediction
 from compressor.tasks.kinds.multilabel import LabelsFound
-from pipelines.stages.served_checks import given_labels, given_scores
+from pipelines.stages.served_checks import Served, given_labels, given_scores
+from serving.layout.knobs import Knobs
 
 NAMES = ["bad", "fair", "good"]
 
@@ -29,3 +30,17 @@ def test_labels_whose_scores_are_equal_in_float32_agree_both(label, agrees):
 def test_a_label_at_a_half_may_be_chosen_or_not(labels, agrees):
     (row,) = given_labels([LabelsFound(labels, scores(0.1, 0.5, 0.9))], NAMES)
     assert np.isfinite(row).all() == agrees
+
+
+@pytest.mark.parametrize(
+    ("precision", "device", "bound"),
+    [
+        ("fp16", "cuda", "served, fp16"),
+        ("bf16", "cuda", "served, bf16"),
+        ("bf16", "cpu", "served"),
+        ("fp32", "cuda", "served"),
+    ],
+)
+def test_half_precision_has_a_wider_bound_on_a_gpu_alone(precision, device, bound):
+    """On the CPU the same file in the same runtime gives the same numbers."""
+    assert Served(None, "m", None, None, (), Knobs(device=device), precision).bound == bound

@@ -4,11 +4,14 @@ import json
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save
 from tokenizers import Tokenizer, normalizers, pre_tokenizers
 
 from compressor.errors import UserError
 from compressor.tasks import TaskConfig
+from compressor.tasks.data import TokenRows
 from compressor.tasks.texts import read_texts
 from pipelines.check.checkup import account_of, lines_of
 from pipelines.check.estimate import files_of
@@ -125,6 +128,27 @@ def test_the_teacher_is_asked_once_for_all_runs_of_a_store(go, project, monkeypa
     first, second = go(project), go(project, "recover.learning_rate=0.01", "recover.control=false")
     assert first.id != second.id and len(asked) == 1
     assert not go(project, "recover.texts=null", "recover.control=false").metadata.get("texts") and len(asked) == 2
+
+
+def test_the_outputs_of_a_teacher_are_kept_by_all_that_decides_them(monkeypatch):
+    """Where it predicts, not what the labels are there."""
+    names, predicted, elsewhere = [], np.array([[1, -100]]), np.array([[-100, 1]])
+    monkeypatch.setattr(lessons, "once", lambda name, *_, **__: names.append(name) or save({"logits": np.zeros(1)}))
+
+    def ask(labels=predicted, teacher="a", pad_id=0, batch_size=8, threads=1):
+        rows, inputs = TokenRows([[5, 6]], labels, None), Inputs(base=None, task=None, seed=0, threads=threads)
+        lessons.stored_logits(None, teacher, rows, pad_id, batch_size, inputs, None)
+
+    ask()
+    for changed in ({"labels": elsewhere}, {"teacher": "b"}, {"pad_id": 1}, {"batch_size": 4}, {"threads": 2}):
+        ask(**changed)
+    for name in ("distribution", "accelerator"):
+        with monkeypatch.context() as patch:
+            patch.setattr(lessons, name, lambda *_: "another")
+            ask()
+    assert len({*names}) == 8
+    ask(labels=2 * predicted)
+    assert names[-1] == names[0]
 
 
 def test_the_file_counts_by_its_content(go, project, monkeypatch):

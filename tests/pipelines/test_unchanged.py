@@ -11,6 +11,7 @@ from compressor import digests
 from compressor.errors import UserError
 from pipelines.engine.preflight import check_inputs
 from pipelines.engine.runner import run_pipeline
+from pipelines.engine.stage import NamedInputs
 from pipelines.file.config import load_pipeline
 from tests.pipelines import toys
 from tests.pipelines.toys import tree
@@ -67,6 +68,18 @@ def test_a_process_reads_an_unchanged_input_once(project, monkeypatch):
     toys.flip_weight(project.parent / "model")
     changed = check_inputs(pipeline)
     assert changed.base.sha256 != first.base.sha256 and read.count("model.safetensors") == 2 and read.count("train.tsv") == 1
+
+
+def test_a_teacher_that_changes_while_a_stage_runs(project, out, tmp_path, monkeypatch):
+    toys.write_model(teacher := tmp_path / "teacher")
+
+    def change(config, inputs, workspace):
+        toys.flip_weight(teacher)
+        return toys.run(config, inputs, workspace)
+
+    toys.replace(monkeypatch, "tune", beside=NamedInputs(models=("text",)), run=change)
+    with pytest.raises(UserError, match=r"E807 .*teacher: the model's folder changed"):
+        run_pipeline(load_pipeline(project, [f"tune.text={teacher}"]), out)
 
 
 def test_an_input_that_changes_between_two_stages(project, out, monkeypatch):

@@ -24,7 +24,7 @@ from pipelines.reporting.format import Speed, faster, gain, points, points_betwe
 from pipelines.reporting.gather import time_of
 from pipelines.reporting.generated import changed
 from pipelines.reporting.render import to_html, to_markdown
-from pipelines.reporting.summary import change_of, latency_row
+from pipelines.reporting.summary import change_of, latency_row, speed_of
 from pipelines.reporting.tables import tables
 from pipelines.reporting.words import aimed
 from pipelines.stages.benchmark.costs import cost_of
@@ -551,6 +551,24 @@ def test_a_new_stage_that_makes_a_model_is_reported_like_any(write, monkeypatch)
     assert "After average accuracy is 86.2 %, below the 90.0 % of a constant prediction." in report["notes"]
 
 
+def test_a_speed_has_the_interval_of_a_median():
+    """Of 400 equally spaced times from 1 to 3: 1.96 standard deviations of 10 places each."""
+    times = np.linspace(1, 3, 400)
+    speed = speed_of({"p50": 2.0, "samples_ms": times}, {"p50": 1.0, "samples_ms": np.ones(400)})
+    assert speed.ratio == 2 and speed.interval == pytest.approx((2 - 0.098, 2 + 0.098), abs=0.006)
+
+
+def test_the_speed_of_a_step_is_that_over_the_line_above(write):
+    def edit(measured):
+        named = {candidate["name"]: candidate for candidate in measured["candidates"]}
+        for name, ms in (("dense PyTorch fp32", 40.0), ("dense ONNX fp32", 20.0), ("compressed ONNX fp32", 10.0)):
+            for timing in named[name]["latency"]:
+                timing |= {"p50": ms, "samples_ms": [ms] * len(timing["samples_ms"])}
+
+    steps = load(write(edit=edit))["steps"]
+    assert [cell["speedup"] for step in steps[1:3] for cell in step["latency"]] == [2.0] * 4
+
+
 def test_steps_name_together_what_was_not_measured_apart(write):
     assert [step["step"] for step in load(write())["steps"]] == ["dense PyTorch fp32", "+ ONNX Runtime", "+ pruning", "+ int8"]
     few = load(write(candidates=("dense PyTorch fp32", "compressed ONNX int8")))
@@ -770,6 +788,7 @@ def test_numbers_for_readers():
     assert words == ["2.60 × faster", "1.20 × slower", "no gain"]
     assert faster(Speed(1.5, 0.862, 2.474)) == "no difference in speed shown (0.862 to 2.47 ×)"
     assert faster(Speed(1 / 1.6, 0.3584, 1.6447), 2) == "no difference in speed shown (0.36 to 1.6 ×)"
+    assert faster(Speed(1.2, 0.99, 1.5)) == "no difference in speed shown (0.990 to 1.50 ×)", "beyond 3 % on one side"
     assert faster(Speed(1.0, 0.98, 1.02)) == "no gain"
     assert (smaller(3, 1), gain(1.0, "a", "b", "same")) == ("3.00 × smaller", "same")
     little = [faster(Speed(ratio, 0.98 * ratio, 1.02 * ratio), 2) for ratio in (1.04, 1 / 1.04, 1.06)]

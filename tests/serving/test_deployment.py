@@ -131,6 +131,14 @@ def test_a_damaged_version_is_not_taken_for_published(make_run, tmp_path, damage
     assert not deploy(run, target, None, Options("again"))[0].fresh
 
 
+def test_other_labels_of_the_same_model_are_another_version(make_run, tmp_path):
+    run, target = make_run(0), Target.at(str(tmp_path / "target"))
+    deploy(run, target, None, Options("first"))
+    (run / NAME / "labels.txt").write_text("one\ntwo\nthree\n")
+    (again,) = deploy(run, target, None, Options("second"))
+    assert again.fresh and target.versions(NAME) == [1, 2]
+
+
 def test_a_run_is_recorded_by_the_name_of_its_folder_wherever_one_is(make_run, tmp_path, monkeypatch):
     (tmp_path / "link").symlink_to(make_run(0))
     monkeypatch.chdir(tmp_path / "link")

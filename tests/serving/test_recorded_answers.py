@@ -34,6 +34,7 @@ def test_answers_that_are_missing_or_damaged(make_run, target):
         ([tensor("logits", np.array([[1.0, 2.1]]), "FP32")], "logits differs by"),
         ([tensor("logits", np.array([[1.0, np.nan]]), "FP32")], "logits differs by nan"),
         ([tensor("logits", np.array([1.0, 2.0]), "FP32")], "logits is FP32 [2], recorded FP32 [1, 2]"),
+        ([tensor("logits", np.array([[1.0, 2.0]]), "FP16")], "logits is FP16 [1, 2], recorded FP32 [1, 2]"),
         ([tensor("other", np.array([[1.0, 2.0]]), "FP32")], "no output logits"),
     ],
 )
@@ -41,6 +42,12 @@ def test_differences_from_the_record(given, told):
     answer = Answer([], [tensor("logits", np.array([[1.0, 2.0]]), "FP32")])
     found = differences([answer], lambda inputs: given)
     assert bool(found) == bool(told) and told in "".join(found)
+
+
+def test_a_small_number_beside_a_large_one_has_its_own_tolerance():
+    answer = Answer([], [tensor("logits", np.array([100.0, 1.0]), "FP32")])
+    near, far = ([tensor("logits", np.array(given), "FP32")] for given in ([100.05, 1.0], [100.0, 1.05]))
+    assert not differences([answer], lambda inputs: near) and differences([answer], lambda inputs: far)
 
 
 def test_texts_must_be_equal():

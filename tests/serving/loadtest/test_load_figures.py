@@ -149,7 +149,7 @@ def test_a_client_that_is_busy_or_late_is_the_limit():
         return client_figures([Record(busy=busy, late=[late] * 200)], p50)["limit"]
 
     assert client(0.9, 0) == "busy" and client(0.1, 0.005) == "late"
-    assert client(0.3, 0.0005) == client(0.3, 0.005, p50=100.0) == ""
+    assert client(0.3, 0.0005) == client(0.3, 0.005, p50=100.0) == client(0.3, 0.0005, p50=1.0) == ""
 
 
 def test_levels_as_they_are_asked_for():
