@@ -5,7 +5,7 @@
 
 Each row of the matrix is `compress run RECIPE` in a process of its own, as a newcomer would type it, with its own seed, threads
 and environment; --lanes of them at a time. What is finished stands in OUT/first_run.json and is not run again; a row that was
-killed, or ended with another exit code than 3, is. A row is green where the command ends with 0. With --confirm, a file of
+killed, or ended with another exit code than 0 or 3, is. A row is green where the command ends with 0. With --confirm, a file of
 other labelled sentences (columns sentence and label, as the recipes have them), the int8 file that each run ships is compared
 with its model on those rows, too: that tells a red row that is right from a false alarm. --record writes first_run.md and
 first_run.json there. Exit code 3: a row is red; 2: a wrong argument.

@@ -42,10 +42,10 @@ def write_record(path: Path, content: Mapping[str, Any]) -> None:
 
 def keep(path: Path, content: dict[str, Any], part: str, name: str, row: Mapping[str, Any]) -> None:
     """Add a row to a part of the record `content`, and write that to `path`; the rows that other commands have written there
-    meanwhile are taken over into `content`."""
+    meanwhile are taken over into `content`. Raises ValueError where they are of other facts."""
     with lock(path.with_suffix(".lock"), lambda pid: None):
-        if path.is_file():
-            content[part] |= json.loads(path.read_text())[part]
+        if stored := read_record(path, "facts", content["facts"]):
+            content[part] |= stored[part]
         content[part][name] = row
         write_record(path, content)
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 MATCH = "MATCH"
 """The score of a pair, of a model for multiple choice."""
 Outputs = Mapping[str, np.ndarray]
-ROW = re.compile(r"(?:\[.*?\] )?row (\d+): (.*)", re.DOTALL)
-"""A refusal that names a row of the request."""
+ROW = re.compile(r"(?:\[.*?\] )?(?:[a-z ]+ error: )?row (\d+): (.*)", re.DOTALL)
+"""A refusal, or a failure, that names a row of the request."""
 
 
 class TextPredictor:
@@ -70,12 +70,14 @@ class TextPredictor:
 
 
 def of_a_text(refusal: Refusal, batch: Sequence[Text], first: int) -> UserError:
-    """E717 with the text, for a refusal because of one of a batch (Triton names none of one); else the refusal itself."""
+    """E717 with the text, for a refusal or a failure because of one of a batch (Triton names none of one, which need not be at
+    fault where it fails); else the refusal itself."""
     named = ROW.fullmatch(refusal.reason)
-    if not refusal.wrong or (named is None and len(batch) > 1):
+    if named is None and (not refusal.wrong or len(batch) > 1):
         return refusal
     row, reason = (int(named[1]), named[2]) if named else (0, refusal.reason)
-    return UserError("E717", f"text {first + row + 1}, {batch[row]!r:.60}: {reason}", "Correct it, or leave it out")
+    fix = "Correct it, or leave it out" if refusal.wrong else "Leave it out; see the server's log"
+    return UserError("E717", f"text {first + row + 1}, {batch[row]!r:.60}: {reason}", fix)
 
 
 def check_task(model: str, task: str | None, many: bool) -> None:

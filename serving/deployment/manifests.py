@@ -119,15 +119,15 @@ def compose(location: str, models: Sequence[str], *, gpu: bool = False) -> dict[
         {**mounted, "source": f"./{BACKENDS}/{name}", "target": f"/opt/tritonserver/backends/{name}"}
         for name in backend_names()
     ]
+    started = shlex.join(_options(models, "/models")).replace("$", "$$")  # compose reads $NAME as a variable
     service = {
         "image": IMAGE,
         # the container is there for Triton alone: what pip would protect from its packages
         "environment": {"PIP_BREAK_SYSTEM_PACKAGES": "1"},
         "entrypoint": ["/bin/sh", "-c"],
-        "command": [f"pip install --quiet {packages(gpu=gpu)} && exec tritonserver {' '.join(_options(models, '/models'))}"],
+        "command": [f"pip install --quiet {packages(gpu=gpu)} && exec tritonserver {started}"],
         "ports": ["127.0.0.1:8000:8000", "127.0.0.1:8001:8001", "127.0.0.1:8002:8002"],
         "shm_size": "1gb",
-        # compose reads $NAME as a variable
         "volumes": [{**mounted, "source": location.replace("$", "$$"), "target": "/models"}, *backends],
         "healthcheck": {
             "test": ["CMD", "curl", "-sf", "localhost:8000/v2/health/ready"],

@@ -141,9 +141,9 @@ class Target:
 
     def require_kept(self, model: str, version: int) -> None:
         """Raises UserError E757 where a version cannot come back as it was. Where this program published neither it nor the
-        newest one, what stands beside them was never replaced."""
-        newest = self.versions(model)[-1]
-        if not any(self.files.exists(path) for path in (self.path(model, newest, RECORD), self.path(model, version, BESIDE))):
+        newest one, nothing is kept of either, and what stands beside them stays."""
+        newest = self.record(model, self.versions(model)[-1])  # a rollback may have marked another program's
+        if "sha256" not in newest and not self.files.exists(self.path(model, version, BESIDE)):
             return
         if lacking := self._lacking(model, version):
             what = f"version {version} of '{model}' cannot come back as it was: {lacking} is missing, or cannot be read"

@@ -190,6 +190,6 @@ class Upstream:
             return UserError("E768", f"Triton at {self.address} {how}", "Try again; if it goes on, see the server's log")
         if named := ROW.fullmatch(reason):
             reason = f"row {rows.start + int(named[1])}: {named[2]}"
-        elif rows.start and len(rows) == 1 and kind == "INVALID_ARGUMENT":
+        elif rows.start and len(rows) == 1 and kind in ("INVALID_ARGUMENT", "INTERNAL"):
             reason = f"row {rows.start}: {reason}"
         return UserError("E715", f"Triton refused the request: {reason}", "See the message; other requests are not concerned")

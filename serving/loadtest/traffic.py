@@ -59,7 +59,8 @@ class Traffic:
 
 def _shown(row: Row) -> str:
     """The beginning of a row's texts, or of its tokens."""
-    texts = tuple(values.item().decode(errors="replace") for values in row.values() if values.dtype == object)
+    # of a row of choices, the first one's
+    texts = tuple(values.item(0).decode(errors="replace") for values in row.values() if values.dtype == object)
     if texts:
         return repr(texts[0] if len(texts) == 1 else texts)[:SHOWN]
     name, tokens = next(iter(row.items()))

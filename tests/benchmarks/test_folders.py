@@ -105,6 +105,16 @@ def test_two_commands_on_one_record_keep_the_rows_of_both(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["record.json"]
 
 
+def test_two_commands_of_other_facts_mix_no_rows(tmp_path):
+    """Both began before the record was there, so neither was refused at its start."""
+    path = tmp_path / "record.json"
+    one, other = Record(path, {"threads": 2}), Record(path, {"threads": 4})
+    one.figures("labels-0", lambda: {"of": 2})
+    with pytest.raises(ValueError, match="of another 'threads'"):
+        other.figures("texts-0", lambda: {"of": 4})
+    assert json.loads(path.read_text()) == {"facts": {"threads": 2}, "runs": {"labels-0": {"of": 2}}}
+
+
 @pytest.mark.slow
 def test_a_first_run_without_an_int8_file_is_not_confirmed(tmp_path, capsys):
     """... and is no reason to end before the others are."""

@@ -319,17 +319,19 @@ def played(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("whole", "reason", "told"),
+    ("whole", "kind", "reason", "told"),
     [
-        (0, "[request id: <id_unknown>] row 1: not UTF-8", "row 1: not UTF-8"),
-        (1, "[request id: <id_unknown>] row 1: not UTF-8", "row 3: not UTF-8"),
-        (2, "not UTF-8", "row 4: not UTF-8"),
+        (0, "INVALID_ARGUMENT", "[request id: <id_unknown>] row 1: not UTF-8", "row 1: not UTF-8"),
+        (1, "INVALID_ARGUMENT", "[request id: <id_unknown>] row 1: not UTF-8", "row 3: not UTF-8"),
+        (2, "INVALID_ARGUMENT", "not UTF-8", "row 4: not UTF-8"),
+        (1, "INTERNAL", "onnx runtime error: row 1: not finite", "row 3: not finite"),
+        (2, "INTERNAL", "onnx runtime error: not finite", "row 4: onnx runtime error: not finite"),
     ],
 )
-def test_a_wrong_text_is_named_by_its_place_among_all(played, whole, reason, told):
-    predict = played(PlayedTriton(*[None] * whole, InferenceServerException(reason, "StatusCode.INVALID_ARGUMENT")))
+def test_a_wrong_text_is_named_by_its_place_among_all(played, whole, kind, reason, told):
+    predict = played(PlayedTriton(*[None] * whole, InferenceServerException(reason, f"StatusCode.{kind}")))
     response = predict(5)
-    assert (response.status_code, response.json()["code"]) == (400, "E715")
+    assert (response.status_code, response.json()["code"]) == ({"INTERNAL": 502}.get(kind, 400), "E715")
     assert response.json()["message"].startswith(f"Triton refused the request: {told}. ")
 
 

@@ -14,6 +14,7 @@ from triton_parts import FACTS, write_classifier
 from compressor.errors import UserError
 from pipelines.cli.commands import deploy
 from serving.deployment.answers import write_answers
+from serving.deployment.manifests import compose
 from serving.deployment.target import Target
 from serving.repository import write_repository
 
@@ -180,6 +181,8 @@ def test_a_container_gets_the_versions_of_this_machine_and_a_folder_of_any_name(
     (triton,) = yaml.safe_load((tmp_path / "compose.yaml").read_text())["services"].values()
     assert f"tokenizers=={metadata.version('tokenizers')} " in triton["command"][0]
     assert triton["volumes"][0]["source"] == str(tmp_path / "a $$HOME b")
+    (triton,) = compose("/models", ["a $HOME; b"])["services"].values()
+    assert triton["command"][0].endswith(" '--load-model=a $$HOME; b'"), "another program's model may have any name"
     assert triton["environment"] == {"PIP_BREAK_SYSTEM_PACKAGES": "1"}
 
 
@@ -189,6 +192,12 @@ def test_what_cannot_be_written_is_told_before_anything_is_deployed(deployed, tm
     with pytest.raises(UserError, match="E757"):
         deployed(to, f"--{kind}", tmp_path / "file.yaml")
     assert not (tmp_path / "file.yaml").exists() and not list((tmp_path / "served").glob("*"))
+
+
+def test_a_model_without_a_version_is_told_before_anything_is_deployed(deployed, tmp_path):
+    (tmp_path / "run/4-reviews/1").rename(tmp_path / "run/4-reviews/01")
+    with pytest.raises(UserError, match=r"E727 .*01"):
+        deployed("memory://odd/models", "--kserve", tmp_path / "service.yaml")
 
 
 def test_a_run_of_texts_alone_has_nothing_for_kserve(tmp_path, tokenizer_folder):

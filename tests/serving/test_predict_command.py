@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import socket
 import ssl
 import subprocess
@@ -13,8 +14,9 @@ from triton_parts import LABELS, of_pairs
 
 from compressor.errors import UserError
 from pipelines.cli.commands import main
-from serving.client import Client
+from serving.client import Client, Refusal
 from serving.clients.address import Address, parse_url
+from serving.clients.by_text import of_a_text
 from serving.predict import predict
 
 TEXTS = ["great", "the plot was dull"]
@@ -118,6 +120,19 @@ def test_what_cannot_be_sent_has_a_code(server, tmp_path, monkeypatch, arguments
     monkeypatch.chdir(tmp_path)
     code, shown = compress(server.url, "reviews", *arguments, stdin=stdin)
     assert (code, words in shown) == (2, True), shown
+
+
+@pytest.mark.parametrize(
+    ("reason", "wrong", "told"),
+    [
+        ("row 1: not UTF-8", True, "E717 text 34, 'b': not UTF-8. Correct it"),
+        ("onnx runtime error: row 1: not finite", False, "E717 text 34, 'b': not finite. Leave it out; see the server's log"),
+        ("onnx runtime error: out of memory", False, "E715 .*onnx runtime error: out of memory"),
+    ],
+)
+def test_a_text_is_named_by_its_place_among_all(reason, wrong, told):
+    """The 33rd and 34th; a failure that names no row may be of neither."""
+    assert re.search(told, str(of_a_text(Refusal(reason, "", wrong=wrong), ["a", "b"], 32)))
 
 
 def test_a_name_that_is_none_has_a_code(server):

@@ -153,6 +153,15 @@ def test_a_version_of_another_program_comes_back_with_its_own_config(make_run, t
     assert [target.files.cat_file(target.path(NAME, place)) for place in places] == before
 
 
+def test_of_two_versions_of_another_program_the_first_comes_back(make_run, tmp_path):
+    """Nothing is kept of either, so what stands beside them stays."""
+    shutil.copytree(make_run(0), tmp_path / "target")
+    target = Target.at(str(tmp_path / "target"))
+    shutil.copytree(target.path(NAME, 1), target.path(NAME, 2))
+    roll_back([NAME], target, None, Options(""))
+    assert target.versions(NAME) == [1]
+
+
 @pytest.fixture
 def make_int8(tmp_path, tokenizer_folder):
     """A run of one text model in dynamic int8, and its requests: one word is so large that its batch's scale suits no other."""

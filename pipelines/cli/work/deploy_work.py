@@ -27,7 +27,7 @@ from serving.deployment.publish import State, deploy, roll_back, status
 from serving.deployment.source import Options
 from serving.deployment.target import Target
 from serving.deployment.triton_control import Control
-from serving.repository import model_names, read_config
+from serving.repository import model_names, read_config, version_folders
 
 UNFINISHED = (
     "unfinished: its deployment or rollback is at work, or was interrupted: "
@@ -74,7 +74,8 @@ def run(
         note(served.outdated)
         names = model_names(served.repository)
         for name in names:
-            read_config(served.repository / name)  # raises for one that no server could load
+            read_config(served.repository / name)  # these raise for one that no server could load
+            version_folders(served.repository / name)
         for path, check in ((kserve, check_kserve), (compose, check_compose)):
             if path is not None:
                 check(path, to, names)

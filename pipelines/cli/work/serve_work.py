@@ -17,15 +17,12 @@ from pipelines.cli.shown import note
 from pipelines.runs.served import Served, repository_in_use
 from serving.clients.by_choice import KIND as CHOICES
 from serving.front.__main__ import keys_in
-from serving.front.front_process import FrontProcess
+from serving.front.front_process import END_SECONDS, FrontProcess
 from serving.guard.model_control import read_token
 from serving.layout.version_file import read_version
 from serving.repository import model_names, read_config, version_folders
 from serving.server import HOST, SERVICES, EmbeddedServer
 from serving.watch import adopt_orphans, new_log, watch
-
-END_SECONDS = 5
-"""How long Triton may take to end, once requests are not answered any more, before it is killed."""
 
 
 def serve(

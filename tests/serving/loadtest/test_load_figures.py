@@ -297,6 +297,13 @@ def test_a_row_without_an_answer_is_not_called_refused(error, told):
         first_answers(Record(errors=["", error, ""]), Traffic(rows, "three rows"))
 
 
+def test_a_row_of_several_choices_is_named_by_its_first():
+    texts = {name: np.array([["a film"], ["the plot"]], dtype=object) for name in ("TEXT", "PAIR")}
+    row = {name: np.char.encode(values.astype(str)).astype(object) for name, values in texts.items()}
+    with pytest.raises(UserError, match=r"E748 \('a film', 'a film'\): the server refuses"):
+        first_answers(Record(errors=["400: no"]), Traffic([row], "one row"))
+
+
 def test_a_single_error_is_told_in_full():
     answers = [Reply(), failure(400, "a text of\n1,048,577 bytes, at most 1,048,576 are read"), failure(400, "another")]
     record = Record()
