@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -158,28 +158,32 @@ def preset_wholes(source: YamlSource, presets: Sequence[Preset]) -> None:
 
 
 def preset_keys(source: YamlSource, presets: Sequence[Preset]) -> None:
-    """Set single keys, a later preset's last; then those of TRAININGS, where neither a stage nor a later preset has any.
+    """Set single keys, a later preset's last; then those of TRAININGS, where neither a stage nor a later preset has any, and
+    where no preset has null, which asks for the default.
 
     Raises UserError E109.
     """
+    nulls: set[KeyPath] = set()
     for mark, keys in presets:
         for key, value in keys.items():
             if key not in PipelineFile.model_fields and not key.startswith(TRAININGS):
-                _put(source, [_path_of(source, split_key(key) or [key], mark)], value, mark)
+                path = _path_of(source, split_key(key) or [key], mark)
+                _put(source, [path], value, mark)
+                # a value takes the place of an earlier null, at its path and below
+                nulls = {other for other in nulls if other[: len(path)] != path} | ({path} if value is None else set())
     for mark, keys in reversed(presets):
         for key, value in keys.items():
             if key.startswith(TRAININGS):
-                _fill(source, key.removeprefix(TRAININGS), value, mark)
+                _fill(source, key.removeprefix(TRAININGS), value, mark, nulls)
 
 
-def _fill(source: YamlSource, key: str, value: Any, mark: str) -> None:
-    """Give a key to each stage that trains and lacks it."""
+def _fill(source: YamlSource, key: str, value: Any, mark: str, nulls: Set[KeyPath]) -> None:
+    """Give a key to each stage that trains and lacks it, but for the paths in `nulls`, which keep the default."""
     for place, name, config in raw_stages(source):
-        path = ("stages", place, name)
-        if _trains(name) and config is None:
-            source.put(path, {key: value}, mark)
-        elif _trains(name) and isinstance(config, dict) and key not in config:
-            source.put((*path, key), value, mark)
+        path = ("stages", place, name, key)
+        lacks = config is None or (isinstance(config, dict) and key not in config)
+        if _trains(name) and lacks and path not in nulls:
+            source.put(path, value, mark)
 
 
 def _paths_of(source: YamlSource, names: list[str], mark: str) -> list[KeyPath]:
@@ -243,7 +247,10 @@ def _step(source: YamlSource, path: KeyPath, part: str, mark: str) -> KeyPath:
     if isinstance(value, list) and _beside_items(source, path, part):
         source.nest(path, "items")
         return (*path, part)
-    if isinstance(value, dict | None) and part not in IMPLIED and any(map(_holds_keys, _fields_at(path).get(part, ()))):
+    # no block is made of a `task` that the file lacks, as one with `tasks`, nor of a task among these
+    inside = path != ("tasks",) and (len(path) > 1 or source.has(path))
+    blocks = _fields_at(path).get(part, ()) if inside and part not in IMPLIED else ()
+    if isinstance(value, dict | None) and any(map(_holds_keys, blocks)):
         return (*path, part)
     # digits are a place in a list alone: in a mapping they are a name, as of a file in task.test
     places = {str(place): place for place in range(len(value))} if isinstance(value, list) else {}

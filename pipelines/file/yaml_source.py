@@ -123,11 +123,12 @@ class YamlSource:
     def nest(self, path: KeyPath, name: str) -> None:
         """Put the value at `path` under a key of a mapping in its place: [...] -> {name: [...]}."""
         self.get(path[:-1])[path[-1]] = {name: self.get(path)}
-        mark = self.marks[path]
+        mark = self.marks.get(path)
         for facts in (self.marks, self.written):
             inside = [other for other in facts if other[: len(path)] == path]
             facts.update({(*path, name, *other[len(path) :]): facts.pop(other) for other in inside})
-        self.marks[path] = mark
+        if mark is not None:  # a value inside one that was put as a whole has none of its own
+            self.marks[path] = mark
 
     def _forget(self, path: KeyPath) -> None:
         for facts in (self.marks, self.written):

@@ -89,6 +89,13 @@ def test_keys_of_a_stage_are_set_beside_its_list_of_items(write):
     assert ([item.remove for item in prune.items], prune.refit) == ([3, 2], None)
     with pytest.raises(UserError, match=r"E104 .*p.yaml:8: stages\[2\].prune.items\[0\].criterion: must be"):
         load_pipeline(write(STAGES.replace("delta", "delt")), ["prune.refit=9"])
+    items = [{"structure": "heads", "remove": 1}, {"structure": "neurons", "remove": 2}]
+    row = ("row", {"stages": [{"tune": {"method": "lora"}}, {"prune": items}]})
+    for overrides, presets in ((["prune.refit=64"], [row]), ([], [row, ("column", {"prune.refit": 64})])):
+        prune = load_pipeline(write(), overrides, presets).stages[-1].config
+        assert (prune.refit, [item.remove for item in prune.items]) == (64, [1, 2])
+    with pytest.raises(UserError, match=r"E104 row: stages\[1\].prune.items\[0\].remove: must be"):
+        load_pipeline(write(), ["prune.refit=64"], [row, ("row", {"prune.0.remove": "x"})])
 
 
 def test_keys_of_a_block_that_the_file_lacks_make_it(write):
@@ -103,6 +110,13 @@ def test_keys_of_a_block_that_the_file_lacks_make_it(write):
     several = write("  - tune: {method: propetl}\n")
     several.write_text(several.read_text().replace("task: {", "tasks: {one: {").replace("b]}", "b]}}"))
     assert load_pipeline(several, ["tasks.one.subset.share=0.5"]).tasks["one"].subset.share == 0.5
+    for key, part, place in (
+        ("task.subset", "subset", "task"),
+        ("tasks.subset", "subset", "tasks"),
+        ("tasks.two.x", "two", "tasks"),
+    ):
+        with pytest.raises(UserError, match=rf"^E109 --set {key}.share=0.5: no '{part}' in '{place}'"):
+            load_pipeline(several, [f"{key}.share=0.5"])
 
 
 def test_top_level_overrides_and_paths_from_here(write, tmp_path, monkeypatch):

@@ -277,6 +277,18 @@ def test_null_of_a_named_row_is_the_default(project):
         assert files == 1
 
 
+@pytest.mark.parametrize("tune", [None, {"rank": 4}, {"warmup": 0.1}])
+def test_null_of_a_named_row_counts_more_than_a_key_of_all_trainings(tmp_path, tune):
+    """Whether the file has the key, or any key of the stage, or not; a later row's own value counts more than null."""
+    task = {"train": "t", "validation": "v"}
+    stages = ["select", {"tune": tune}, {"recover": None}]
+    (tmp_path / "p.yaml").write_text(yaml.safe_dump({"name": "a", "model": "./m", "task": task, "stages": stages}))
+    scale, row = ("scale", {"trainings.warmup": 0.3}), ("row", {"tune.warmup": None})
+    for later, warmup in ({}, None), ({"tune.warmup": 0.2}, 0.2), ({"stages.1.tune": {"rank": 3}}, 0.3):
+        loaded = load_pipeline(tmp_path / "p.yaml", [], [scale, row, ("column", later)], tmp_path)
+        assert [entry.config.warmup for entry in loaded.stages[1:]] == [warmup, 0.3]
+
+
 SIZES = {"few": {"tune.files": 1}, "many": {"tune.files": 9}}
 COLUMNS = {"one": {"task.metric": "accuracy"}, "two": {"task.metric": "matthews"}}
 RUNS = {1: {"seed": 6, "trainings.learning_rate": 1e-4}, 2: {"seed": 7, "trainings.learning_rate": 3e-4}}
