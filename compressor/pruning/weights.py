@@ -152,12 +152,12 @@ def mask_of(matrix: Matrix, hides: Hides) -> Mask | None:
 
 def require_zeros_kept(model: nn.Module) -> None:
     """Raises UserError E412 where merging would fill zeros: a mask hides W alone, and M ⊙ W + ΔW is dense."""
-    if (matrix := _filled_by_merge(model)) is not None:
+    if (matrix := filled_by_merge(model)) is not None:
         what = f"merging would fill the zeros of {matrix.path}: its mask hides W alone, and M ⊙ W + ΔW is dense"
         raise UserError("E412", what, "Export with merge: false, or prune again without hides: weight")
 
 
-def _filled_by_merge(model: nn.Module) -> Matrix | None:
+def filled_by_merge(model: nn.Module) -> Matrix | None:
     """The first matrix that is not zero everywhere where a mask hides W alone: there is a ΔW or a refit; None without one."""
     for matrix in (layer.matrix(name) for layer in layers_of(model) for name in layer.names):
         mask = matrix.weight_mask
@@ -183,7 +183,7 @@ def densities(model: nn.Module) -> list[Density]:
     A mask whose n:m groups were broken since (by removed neurons, say) counts as unstructured.
     """
     weights_of: dict[str, list[Tensor]] = {}
-    apart = _filled_by_merge(model) is not None
+    apart = filled_by_merge(model) is not None
     for layer in layers_of(model):
         for matrix in map(layer.matrix, layer.names):
             alone = apart and _hides_alone(matrix)
@@ -196,8 +196,10 @@ def densities(model: nn.Module) -> list[Density]:
 
 
 def densities_apart(model: nn.Module) -> list[Density]:
-    """Densities of an unmerged model whose masks hide W alone, which a merge would fill; none for other models."""
-    return densities(model) if _filled_by_merge(model) is not None else []
+    """Densities of an unmerged model with masks of W alone, whether a merge would fill their zeros or keep them; none for other
+    models."""
+    masked = any(layer.matrix(name).weight_mask is not None for layer in layers_of(model) for name in layer.names)
+    return densities(model) if masked else []
 
 
 def _hides_alone(matrix: Matrix) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from compressor.cost import shape_of
 from compressor.deltas.links import merge_all
 from compressor.models.modules import STRUCTURES
-from compressor.pruning.weights import nonzeros
+from compressor.pruning.weights import filled_by_merge, nonzeros
 from compressor.tasks.task_kind import Metric, kind_for
 from pipelines.engine.environment import machine
 from pipelines.engine.stage import Artifact, Inputs, Stage
@@ -114,7 +114,7 @@ def _record(artifact: Artifact, inputs: Inputs, apart: dict[str, int] | None = N
         "quality": artifact.metadata["quality"],
         "parameters": shape.parameters + apart["parameters"],
         "tunable": shape.parameters - shape.inserted,
-        "nonzeros": nonzeros(model if density else merge_all(model)),
+        "nonzeros": nonzeros(merge_all(model) if filled_by_merge(model) is None else model),
         "density": density,
         "flops": {str(length): shape.flops(length) + beside},
         "apart": {"parameters": apart["parameters"], "flops": {str(length): beside}},

@@ -37,10 +37,8 @@ def load_model(artifact: Artifact, base: BaseModelReference, seed: int = 0) -> n
 
 
 def density_of(artifact: Artifact, model: nn.Module) -> list[dict[str, Any]]:
-    """Densities of an artifact's model by pattern, of its merge or, where a merge would fill what masks hide, before it.
-
-    None for other models, whose non-zeros are counted after a merge.
-    """
+    """Densities by pattern of an artifact's model, merged or with masks of W alone: of its merge or, where that would fill
+    what they hide, before it. None for other models."""
     return artifact.metadata.get("density") or [asdict(row) for row in densities_apart(model)]
 
 

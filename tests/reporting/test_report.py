@@ -16,6 +16,8 @@ import torch
 
 from compressor.checkpoint import save_checkpoint
 from compressor.cost import Inserted
+from compressor.models.anatomy import matrices_of
+from compressor.pruning.weights import hide_lowest, importance
 from compressor.tasks import TaskConfig
 from export.parity.compare import compare
 from pipelines.engine.stage import Artifact, BaseModelReference, Inputs, Stage, StageConfig
@@ -24,12 +26,13 @@ from pipelines.reporting.format import Speed, faster, gain, points, points_betwe
 from pipelines.reporting.gather import time_of
 from pipelines.reporting.generated import changed
 from pipelines.reporting.render import to_html, to_markdown
-from pipelines.reporting.summary import change_of, latency_row, speed_of
+from pipelines.reporting.summary import change_of, is_pruned, latency_row, masks_of_base, speed_of
 from pipelines.reporting.tables import tables
+from pipelines.reporting.unmeasured import gather_unmeasured
 from pipelines.reporting.words import aimed
-from pipelines.stages.benchmark.costs import cost_of
+from pipelines.stages.benchmark.costs import cost_of, facts_of_models
 from pipelines.stages.report import config as report_stage
-from tests.compressor.conftest import tiny
+from tests.compressor.conftest import tiny, tuned
 from tests.pipelines import toys
 from tests.reporting.conftest import (
     COMMAND,
@@ -923,6 +926,36 @@ def test_of_masks_of_w_alone_the_non_zeros_include_the_deltas_that_are_kept_apar
     assert row(report, "non-zeros")["metric"] == "non-zeros of masked weights and deltas, not merged"
     (note,) = [note for note in report["notes"] if note.startswith("The deltas are kept apart (merge: false): ")]
     assert note.endswith(" which merging would save. All figures include them.")
+
+
+def test_masks_of_w_alone_that_a_merge_keeps_are_pruning(tmp_path, monkeypatch):
+    """Nothing was tuned on the matrices where they hide: zeros and non-zeros are those of the merge, timed or not."""
+
+    def model_of(artifact, _):
+        if artifact.entry == "base":
+            return tiny("bert", torch.float32)
+        model = tuned(tiny("bert", torch.float32), "lora")
+        matrices = matrices_of(model, ("ffn_in", "ffn_out"))
+        hide_lowest(matrices, importance(matrices, "weight", {}, 0), 100, "weight")
+        return model
+
+    for place in ("pipelines.stages.benchmark.costs", "pipelines.reporting.unmeasured"):
+        monkeypatch.setattr(f"{place}.load_model", model_of)
+    made = {"base": ("model", {"merged": True}), "prune": ("model", {"merged": False}), "export": ("onnx", {"parity": []})}
+    base, *artifacts = (
+        Artifact(tmp_path, entry, kind, entry, entry, {}, {"quality": quality(0.86), "files": {}, **facts})
+        for entry, (kind, facts) in made.items()
+    )
+    task = TaskConfig(train=tmp_path / "train.tsv", validation=tmp_path / "dev.tsv", text="sentence", label="label")
+    inputs = Inputs(BaseModelReference("./base", tmp_path, "0" * 64), task, 0, tuple(artifacts), base)
+    facts = facts_of_models(tiny("bert", torch.float32), inputs)
+    roles = {name: {"layers": [], "density": of.density, "nonzeros": of.nonzeros} for name, of in facts.items()}
+    assert is_pruned(roles) and not masks_of_base(roles["compressed"])
+    assert roles["compressed"]["nonzeros"] == roles["dense"]["nonzeros"] - 100
+    report = gather_unmeasured(inputs, report_stage.STAGE, "it was not asked for")
+    assert [(one["pattern"], one["entries"] - one["nonzeros"]) for one in report["density"]] == [("unstructured", 100)]
+    counted = row(report, "non-zeros of the merged weights")
+    assert [counted[role] for role in ("dense", "compressed")] == [f"{one['nonzeros']:,}" for one in roles.values()]
 
 
 def test_earlier_benchmarks_and_reports_of_the_run_are_named(write, monkeypatch):

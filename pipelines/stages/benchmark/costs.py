@@ -14,7 +14,7 @@ from compressor.deltas.links import merge_all
 from compressor.methods import method
 from compressor.models.first_token import reads_first_token
 from compressor.models.modules import STRUCTURES
-from compressor.pruning.weights import nonzeros
+from compressor.pruning.weights import filled_by_merge, nonzeros
 from export.latency.machine_limits import Limits
 from export.runtimes.runtime_registry import RUNTIMES
 from pipelines.engine.stage import Inputs
@@ -39,7 +39,7 @@ def facts_of_models(dense: nn.Module, inputs: Inputs) -> dict[str, ModelFacts]:
     artifact = inputs.nearest("model")
     compressed = load_model(artifact, inputs.base)
     density = density_of(artifact, compressed)
-    if not density:
+    if filled_by_merge(compressed) is None:
         merge_all(compressed)
     apart = inputs.nearest("onnx").metadata.get("apart")
     return {"dense": _facts(dense, []), "compressed": _facts(compressed, density, apart)}
