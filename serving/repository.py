@@ -168,9 +168,14 @@ def tokenizer_files(folder: Path) -> list[Path]:
     return [path for name in TOKENIZER_FILES if (path := Path(folder, name)).is_file()]
 
 
+def config_bytes(config: ModelConfig) -> bytes:
+    """The content of config.pbtxt. The text format sorts maps, so equal configs give equal bytes."""
+    return text_format.MessageToString(config).encode()
+
+
 def write_config(config: ModelConfig, model_folder: Path) -> None:
-    """Write config.pbtxt. The text format sorts maps, so equal configs give equal bytes."""
-    (model_folder / CONFIG_FILE).write_text(text_format.MessageToString(config), encoding="utf-8")
+    """Write config.pbtxt."""
+    (model_folder / CONFIG_FILE).write_bytes(config_bytes(config))
 
 
 def read_config(model_folder: Path) -> ModelConfig:

@@ -17,8 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from google.protobuf import text_format
-
 from compressor.errors import UserError
 from export.runtimes.runtime import Runtime
 from export.runtimes.runtime_registry import RUNTIMES
@@ -29,7 +27,7 @@ from serving.layout.knobs import DEFAULT_KNOBS, INTERFACES, Knobs
 from serving.layout.model_limits import limits_of
 from serving.layout.text_outputs import ANY_KIND
 from serving.layout.version_file import VersionFacts
-from serving.repository import CONFIG_FILE, ServedModel, models_of, read_config, version_folders, write_version
+from serving.repository import CONFIG_FILE, ServedModel, config_bytes, models_of, read_config, version_folders, write_version
 
 MOST_TOKENS = 512
 """Tokens at which texts are cut where the model itself would take more."""
@@ -74,8 +72,7 @@ def write_many_tasks(
                 write_version(staged, path, runtime, facts, stacked)
             for model, content in models.items():
                 # before there is a first version: without a config it could not be served
-                config = text_format.MessageToString(content.config).encode()
-                target.set_beside(model, {**content.files, CONFIG_FILE: config})
+                target.set_beside(model, {**content.files, CONFIG_FILE: config_bytes(content.config)})
             undo.pop_all()
         return [_complete(home, str(number)) for home in homes.values()]
 
@@ -174,7 +171,7 @@ def _as_before(home: Path, content: ServedModel, knobs: Knobs | None) -> ServedM
     before, new = read_config(home), content.config
     if _served_by(before) != _served_by(new):
         raise _another_config("runtime or kind of task", home)
-    if knobs is not None and text_format.MessageToString(before) != text_format.MessageToString(new):
+    if knobs is not None and config_bytes(before) != config_bytes(new):
         raise _another_config("setting", home)
     kept = type(before)()
     kept.CopyFrom(before)

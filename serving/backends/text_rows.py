@@ -114,10 +114,10 @@ class TextModel:
             outputs = self.format.answer(self.facts, logits[answered], [rows[place] for place in answered])
         except Exception as error:  # a runtime raises many types; each becomes an error response
             return [forgotten(error)] * len(rows)
-        found = dict.fromkeys(range(len(rows)), NotFinite("the model's outputs are not finite"))
+        found = [NotFinite("the model's outputs are not finite")] * len(rows)
         for number, place in enumerate(answered):
             found[place] = {name: values[number : number + 1] for name, values in outputs.items()}
-        return list(found.values())
+        return found
 
     def answered(self, rows, logits):
         """The places of the rows whose logits are finite, as far as an answer is made of them: of others the likeliest label

@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from google.protobuf import text_format
-
 from compressor.digests import sha256_of
 from compressor.errors import UserError
 from serving.deployment.target import CONFIG, Target, is_beside, version_files
-from serving.repository import read_config, version_folders
+from serving.repository import config_bytes, read_config, version_folders
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ class Source:
         """The same for the model under another name."""
         config = read_config(self.folder)
         config.name = name
-        return self.beside | {CONFIG: text_format.MessageToString(config).encode()}
+        return self.beside | {CONFIG: config_bytes(config)}
 
     @cached_property
     def sha256(self) -> str:

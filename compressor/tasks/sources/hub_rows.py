@@ -58,8 +58,8 @@ def _keep_cells(builder: Any, split: str) -> None:
     config, declared = builder.config, builder.info.features
     if config.sep == "\t" and config.quoting == csv.QUOTE_MINIMAL:
         config.quoting = csv.QUOTE_NONE  # as in every other .tsv file
-    given = config.na_values
-    marks = [*map(str, given if isinstance(given, list) else [given] if given is not None else [])]
+    given = [] if config.na_values is None else config.na_values
+    marks = [str(mark) for mark in (given if isinstance(given, list) else [given])]
     if declared is None:
         config.keep_default_na, config.na_values = False, ["", *marks]
         if config.decimal != "." or config.thousands or config.true_values or config.false_values:

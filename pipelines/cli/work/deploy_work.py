@@ -99,11 +99,12 @@ def _write_files(target: Target, to: str, kserve: Path | None, compose: Path | N
     names = lasting_models(target)
     if kserve is not None:
         check_precisions(target, names)  # of what a rollback brought back, too
+    gpu = needs_gpu(target, names)
     for path, write in ((kserve, write_kserve), (compose, write_compose)):
         if path is not None and not names:
             note(f"not written: {path} (the repository holds no model any more)")
         elif path is not None:
-            left_out = sorted(set(names) - set(write(path, to, names, gpu=needs_gpu(target, names))))
+            left_out = sorted(set(names) - set(write(path, to, names, gpu=gpu)))
             missing = f", without {', '.join(left_out)}, for which KServe's Triton has no backend" if left_out else ""
             say(f"written, not tried here: {path}{missing}")
 
