@@ -4,12 +4,15 @@ Codes: E1xx config, E2xx data, E3xx model and anatomy, E4xx tuning, E5xx pruning
 E8xx store and runs, E9xx environment. docs/errors.md lists every one of them; a test compares that page with the source.
 """
 
+from compressor.printable import printable
+
 
 class CompressError(Exception):
     """An expected failure. Shown as one line, never as a traceback.
 
     `code` is the code in docs/errors.md, `what` describes the fault, `fix` what to do about it, and `where` the location, such
-    as `pipeline.yaml:7: stages[1].tune.rank`. `key` is the key of a config that is at fault, for whoever knows its file.
+    as `pipeline.yaml:7: stages[1].tune.rank`. `key` is the key of a config that is at fault, for whoever knows its file. In the
+    line that is shown, control characters are escapes: it may hold a cell of untrusted data.
     """
 
     exit_code = 1
@@ -17,7 +20,7 @@ class CompressError(Exception):
     def __init__(self, code: str, what: str, fix: str, where: str = "", key: str = ""):
         self.code, self.what, self.fix, self.where, self.key = code, what, fix, where, key
         place = f"{where}: " if where else ""
-        super().__init__(f"{code} {place}{what}. {fix}".replace("\n", " "))
+        super().__init__(printable(f"{code} {place}{what}. {fix}".replace("\n", " ")))
 
     def __reduce__(self) -> tuple:
         """Pickling support: errors are passed between processes."""

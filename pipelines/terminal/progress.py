@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from rich import progress
 from rich.console import Console
 
+from compressor.printable import printable
 from pipelines.engine.stage import Progress
 from pipelines.reporting.format import human_seconds
 
@@ -35,7 +36,8 @@ class Display:
     def say(self, text: str) -> None:
         """Print one plain line above any moving display."""
         self.last_said = self.clock()
-        (self._live.console if self._live else self.console).print(text, markup=False, highlight=False, soft_wrap=True)
+        console = self._live.console if self._live else self.console
+        console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
     @contextlib.contextmanager
     def stage(self, number: int, entry: str) -> Iterator[None]:
@@ -93,7 +95,7 @@ class Display:
             finally:
                 self._bars.remove(lines)
             return
-        row = self._live.add_task(description, total=total, note="")
+        row = self._live.add_task(printable(description), total=total, note="")
         try:
             yield _Row(self._live, row)
         finally:

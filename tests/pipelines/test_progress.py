@@ -10,10 +10,13 @@ import pytest
 from rich.console import Console
 
 from compressor.tasks.sources.hub_set import parse
+from pipelines.cli.shown import note
+from pipelines.cli.work import predict_work
 from pipelines.engine.runner import _console
 from pipelines.file.data_sources import _progress
 from pipelines.reporting.format import human_seconds
-from pipelines.terminal.plain_console import can_move
+from pipelines.terminal.console_table import table
+from pipelines.terminal.plain_console import PlainConsole, can_move
 from pipelines.terminal.progress import Display
 
 
@@ -105,6 +108,23 @@ def test_a_terminal_keeps_one_line_a_stage():
     shown = stream.getvalue()
     assert "training [all]" in shown and "50%" in shown and "loss 0.5" in shown
     assert "[1/2] tune    done in 3 s\n" in shown
+
+
+def test_what_a_terminal_obeys_is_shown_as_escapes(capsys):
+    """Lines and bars of a run, tables, notes, and predictions: a text of a file, or a name in it, may hold anything."""
+    hostile = "\u4e2d\t\x1b[2J\x9b\u202e"
+    display = Display(PlainConsole(force_terminal=True, color_system=None, width=240), 2, 6)
+    with display.stage(1, "tune"), display.bar(hostile.replace("\t", " "), 2):
+        display._live.refresh()
+    alone = Display(PlainConsole(width=120), 2, 6)
+    alone.result(hostile)
+    table((hostile, "b"), [(hostile, "c\nd")])
+    note(f"{hostile}\n{hostile}")
+    predict_work.show((hostile, "a pair"), "yes", as_json=False)
+    shown, noted = capsys.readouterr()
+    assert shown.count("\\x1b[2J\\x9b\\u202e") >= 5 and noted == "\u4e2d\t\\x1b[2J\\x9b\\u202e\n" * 2
+    assert f"yes  {noted.splitlines()[0]}\n" in shown and "c" in shown and "d" in shown
+    assert not any(part in shown for part in ("\x1b[2J", "\x9b", "\u202e"))
 
 
 @pytest.mark.parametrize(("term", "moves"), [("xterm", True), ("dumb", False), ("unknown", False)])
