@@ -308,11 +308,14 @@ class Results:
         cells = [(cell.speedup, found) for cell, made in self.cells.items() for found in made.values()]
         return len({(speedup, found["measured"]) for speedup, found in cells if not _at_rest(found)})
 
-    def lines(self) -> dict[str, list[tuple[float, float]]]:
-        """(measured speed-up, mean difference from the control) of every arm."""
-        lines: dict[str, list[tuple[float, float]]] = {}
+    def lines(self) -> dict[str, list[tuple[float, float, float]]]:
+        """(measured speed-up, mean difference from the control, its standard deviation over the seeds; 0.0 of one) of every
+        arm."""
+        lines: dict[str, list[tuple[float, float, float]]] = {}
         for cell in self.cells:
-            lines.setdefault(cell.arm, []).append((self.speed(cell), statistics.fmean(self.against(cell))))
+            gaps = self.against(cell)
+            point = (self.speed(cell), statistics.fmean(gaps), statistics.stdev(gaps) if len(gaps) > 1 else 0.0)
+            lines.setdefault(cell.arm, []).append(point)
         return lines
 
 

@@ -10,8 +10,8 @@ from pipelines.reporting.format import scaled, sentence, significant
 
 Record = dict[str, Any]
 
-SHORT = 0.15
-"""Share of the longest bar: shorter bars have their number beside them."""
+SHORT = 0.2
+"""Share of the longest bar with its whisker: shorter bars have their number behind them. It is a number's width on a phone."""
 DENSE, COMPRESSED, PALE = "#8492a6", "#0f9d8a", "rgba(132,146,166,0.22)"
 SYMBOLS = {
     ("pytorch", "fp32"): "square",
@@ -110,39 +110,51 @@ def tradeoff(report: Record) -> Figure:
         f"{sentence(metric['title'])} (whiskers: 95 % interval) against median latency at batch {cell[0]} × {cell[1]}: "
         "left and high is good."
     )
-    return Figure("tradeoff", "Quality against time", caption, data, layout(380, **axes), wide=True)
+    # plotly gives a legend half of the height at most: on a phone it has one variant a line
+    return Figure("tradeoff", "Quality against time", caption, data, layout(280 + 20 * len(data), **axes), wide=True)
 
 
-def bars(rows: list[Record], values: list[float], texts: list[str], unit: str, **extra: Any) -> tuple[list[Record], Record]:
-    """Horizontal bars, one per variant, the first on top."""
-    short = [value < SHORT * max(values) for value in values]
+def bars(rows: list[Record], values: list[float], unit: str, ends: list[float] | None = None) -> tuple[list[Record], Record]:
+    """Horizontal bars with their numbers, one per variant, the first on top; with whiskers to the `ends`, if given."""
+    tails = whisker([0.0] * len(rows), [end - value for value, end in zip(values, ends, strict=True)], "x") if ends else {}
+    ends = ends or values
+    names = [row["name"].replace(" ", "<br>", 1) for row in rows]
+    short = [value < SHORT * max(ends) for value in values]
     trace = {
         "type": "bar",
         "orientation": "h",
-        "y": [row["name"].replace(" ", "<br>", 1) for row in rows],
+        "y": names,
         "x": values,
         "marker": {"color": [colour(row) for row in rows]},
-        "text": [f"\u2002{text}" if beside else text for text, beside in zip(texts, short, strict=True)],
-        # in too short a bar, plotly would rotate the number
-        "textposition": ["outside" if beside else "inside" for beside in short],
+        "text": ["" if few else significant(value) for value, few in zip(values, short, strict=True)],
+        "textposition": "inside",
+        # else plotly turns a number, or makes it smaller
         "textangle": 0,
+        "constraintext": "none",
         "insidetextanchor": "start",
         "insidetextfont": {"color": "#ffffff"},
         "hoverinfo": "x",
-        **extra,
+        **tails,
     }
+    # plotly's own text outside of a bar would stand on the whisker
+    behind = [
+        {"x": end, "y": name, "text": significant(value), "xanchor": "left", "xshift": 6, "showarrow": False}
+        for name, value, end, few in zip(names, values, ends, short, strict=True)
+        if few
+    ]
     axes = {
         "xaxis": {"ticksuffix": f" {unit}", "nticks": 5, "rangemode": "tozero"},
         "yaxis": {"autorange": "reversed", "showgrid": False},
     }
-    return [trace], layout(50 + 46 * len(rows), margin={**MARGIN, "b": 8}, bargap=0.3, showlegend=False, **axes)
+    frame = layout(50 + 46 * len(rows), margin={**MARGIN, "b": 8}, bargap=0.3, showlegend=False, annotations=behind, **axes)
+    return [trace], frame
 
 
 def latency(report: Record, cell: tuple[int, int]) -> Figure:
     rows = report["variants"]
     timings = [at(row, cell) for row in rows]
-    tails = whisker([0.0] * len(rows), [t["p95"] - t["p50"] for t in timings], "x")
-    data, frame = bars(rows, [t["p50"] for t in timings], [significant(t["p50"]) for t in timings], "ms", **tails)
+    p50, p95 = ([timing[key] for timing in timings] for key in ("p50", "p95"))
+    data, frame = bars(rows, p50, "ms", p95)
     where = f"batch {cell[0]} × {cell[1]} tokens"
     caption = f"Median latency of one call with {where}; the whisker ends at p95. Shorter is better."
     return Figure(f"latency-{cell[0]}-{cell[1]}", f"Latency, {where}", caption, data, frame)
@@ -150,8 +162,7 @@ def latency(report: Record, cell: tuple[int, int]) -> Figure:
 
 def stored(report: Record) -> Figure:
     rows = report["variants"]
-    sizes = [row["bytes"] / 1e6 for row in rows]
-    data, frame = bars(rows, sizes, [significant(size) for size in sizes], "MB")
+    data, frame = bars(rows, [row["bytes"] / 1e6 for row in rows], "MB")
     return Figure("stored", "Stored bytes", "Bytes of the weights on disk, in MB (10⁶). Shorter is better.", data, frame)
 
 

@@ -1,8 +1,10 @@
-"""Number formats for readers: three significant digits, thousands separators, factors in words."""
+"""Formats for readers: three significant digits, thousands separators, factors in words, plain text in Markdown."""
 
 from __future__ import annotations
 
 import math
+import re
+from decimal import ROUND_HALF_UP, Decimal
 from typing import Any, NamedTuple
 
 GAIN = 0.03
@@ -32,14 +34,11 @@ def factor(ratio: float, digits: int = 3) -> str:
     return f"{significant(ratio, digits)} ×"
 
 
-def gain(ratio: float, more: str, less: str, same: str, digits: int = 3) -> str:
-    """A ratio of old to new in words: 2.6 -> '2.60 × MORE', 0.5 -> '2.00 × LESS', within 3 % of 1 -> SAME. One more digit where
-    `digits` would print a difference as 1."""
+def gain(ratio: float, more: str, less: str, same: str) -> str:
+    """A ratio of old to new in words: 2.6 -> '2.60 × MORE', 0.5 -> '2.00 × LESS', within 3 % of 1 -> SAME."""
     if abs(ratio - 1) <= GAIN:
         return same
-    larger = max(ratio, 1 / ratio)
-    said = factor(larger, digits + (round(larger, digits - 1) == 1))
-    return f"{said} {more if ratio > 1 else less}"
+    return f"{factor(max(ratio, 1 / ratio))} {more if ratio > 1 else less}"
 
 
 class Speed(NamedTuple):
@@ -59,21 +58,40 @@ class Speed(NamedTuple):
         """The interval of the factor that `words` says: of old over new, or of new over old where it is slower."""
         return (1 / self.high, 1 / self.low) if self.ratio < 1 - GAIN else (self.low, self.high)
 
-    def words(self, more: str, less: str, same: str, digits: int = 3) -> str:
+    @property
+    def between(self) -> str:
+        """`interval` as '(2.50 to 2.70)'."""
+        return "({} to {})".format(*map(significant, self.interval))
+
+    def words(self, more: str, less: str, same: str) -> str:
         """As `gain`; if `is_open`, a note with the interval: 'no difference in speed shown (0.862 to 2.47 ×)'."""
         if self.is_open:
-            return f"no difference in speed shown ({significant(self.low, digits)} to {factor(self.high, digits)})"
-        return gain(self.ratio, more, less, same, digits)
+            return f"no difference in speed shown ({significant(self.low)} to {factor(self.high)})"
+        return gain(self.ratio, more, less, same)
 
 
-def faster(speed: Speed, digits: int = 3) -> str:
+def faster(speed: Speed) -> str:
     """'2.60 × faster', '1.20 × slower', 'no gain' or 'no difference in speed shown (0.862 to 2.47 ×)'."""
-    return speed.words("faster", "slower", "no gain", digits)
+    return speed.words("faster", "slower", "no gain")
 
 
-def smaller(before: float, after: float, digits: int = 3) -> str:
+def faster_between(speed: Speed) -> str:
+    """`faster` with the interval behind it: '2.60 × faster (2.50 to 2.70)'."""
+    return faster(speed) if speed.is_open else f"{faster(speed)} {speed.between}"
+
+
+def smaller(before: float, after: float) -> str:
     """Two sizes -> '3.10 × smaller', '1.20 × larger' or 'as large'."""
-    return gain(before / after, "smaller", "larger", "as large", digits)
+    return gain(before / after, "smaller", "larger", "as large")
+
+
+def rounded(value: float, digits: int) -> float:
+    """A number with that many decimals, ties away from zero: 86.25 -> 86.3, -0.25 -> -0.3. Twelve digits tell what is a tie, as
+    a float's own error may make one of decimals a little less."""
+    if not abs(value) < 1e12:
+        return value  # no decimals among 12 digits, or not finite
+    # plus 0.0: a negative number that becomes 0 has no sign
+    return float(Decimal(f"{value:.12g}").quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP)) + 0.0
 
 
 def hundredths(value: float, unit: str = "") -> str:
@@ -83,7 +101,8 @@ def hundredths(value: float, unit: str = "") -> str:
 
 def scaled(value: float, scale: float, unit: str = "") -> str:
     """A metric as it is printed: BLEU 0.6841 -> '68.4' (times 100), NIST 8.623 -> '8.62' (times 1)."""
-    return f"{scale * value:.{1 if scale > 1 else 2}f}{unit}"
+    digits = 1 if scale > 1 else 2
+    return f"{rounded(scale * value, digits):.{digits}f}{unit}"
 
 
 def sentence(words: str) -> str:
@@ -102,8 +121,8 @@ def points(difference: float, unit: str = " points", digits: int = 1) -> str:
 
 
 def signed(difference: float, digits: int) -> str:
-    """-1.25 -> '−1.2', 0.3 -> '+0.3', -0.01 -> '0.0'."""
-    value = round(difference, digits)
+    """-1.25 -> '−1.3', 0.3 -> '+0.3', -0.01 -> '0.0'."""
+    value = rounded(difference, digits)
     sign = "−" if value < 0 else "+" if value > 0 else ""
     return f"{sign}{abs(value):.{digits}f}"
 
@@ -111,7 +130,7 @@ def signed(difference: float, digits: int) -> str:
 def digits_of(low: float, high: float, least: int = 1) -> int:
     """Digits of a difference with this interval, in the unit that is printed: more than `least` where an end of 0.0 would hide
     that it does not hold 0."""
-    shown = (few for few in range(least, least + 3) if low <= 0 <= high or (round(low, few) and round(high, few)))
+    shown = (few for few in range(least, least + 3) if low <= 0 <= high or (rounded(low, few) and rounded(high, few)))
     return next(shown, least + 3)
 
 
@@ -169,3 +188,9 @@ def limits_text(limits: dict[str, Any] | None) -> str:
     rates = [f"{significant(rate / 1e9)} GFLOP/s in {name}" for name, rate in limits.items() if name not in ("memory", "how")]
     memory = f"memory {significant(limits['memory'] / 1e9)} GB/s (copy, read and written)"
     return f"{', '.join(rates)} (fastest matrix product); {memory}; measured in the same run, with the same threads"
+
+
+def markdown(text: Any) -> str:
+    """Escape plain text for a Markdown line or table cell: no part of it becomes markup."""
+    escaped = str(text).replace("&", "&amp;").replace("<", "&lt;")
+    return re.sub(r"([\\`*_|\[\]])", r"\\\1", " ".join(escaped.split()))

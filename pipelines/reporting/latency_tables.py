@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from operator import itemgetter
 
+from export.latency.core_time import disturbance
 from export.latency.measure import TOKENS
 from pipelines.reporting.candidates import timing
 from pipelines.reporting.format import factor, limit_share, percent
@@ -22,9 +23,15 @@ def speed_up(report: Record, records: list[Record], *keys: str) -> Column:
     return Column("speed-up", "r", lambda row: factor(base[key(row)] / row["p50"]))
 
 
+def limits_of(measured: Record) -> Record | None:
+    """The machine's measured rates; none of a GPU and of earlier versions, and of a disturbed benchmark, which measured these
+    between the same other work: shares of them come out above 100 %."""
+    return None if disturbance(measured.get("waited", 0.0)) else measured.get("limits")
+
+
 def with_limits(report: Record, columns: list[Column], note: str, meaning: str) -> tuple[list[Column], str]:
-    """A column of shares of the machine's limit, and what they mean; measurements on GPUs and of earlier versions have none."""
-    if not report["measured"].get("limits"):
+    """A column of shares of the machine's limit, and what they mean, where the limits are known."""
+    if not limits_of(report["measured"]):
         return columns, note
     return [*columns, Column("of the limit", "r", limit_share)], f"{note} Of the limit: {meaning}, over p50."
 

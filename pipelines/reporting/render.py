@@ -10,6 +10,7 @@ from typing import Any
 from plotly.offline import get_plotlyjs
 
 from pipelines.reporting.figures import figures, losses
+from pipelines.reporting.format import markdown
 from pipelines.reporting.generated import generated_tables
 from pipelines.reporting.growth_report import allocation_figures, allocation_tables
 from pipelines.reporting.report_table import ReportTable
@@ -30,12 +31,6 @@ def bound(text: str) -> str:
     """Keep numbers with their units, and short brackets, on one line by non-breaking spaces."""
     text = re.sub(r"(?<=\d) (?=[×%]|ms|[KMG]?B\b)", "\u00a0", text)
     return re.sub(r"\([^()]{1,20}\)", lambda match: match.group().replace(" ", "\u00a0"), text)
-
-
-def markdown(text: Any) -> str:
-    """Escape plain text for a Markdown line or table cell: no part of it becomes markup."""
-    escaped = str(text).replace("&", "&amp;").replace("<", "&lt;")
-    return re.sub(r"([\\`*_|\[\]])", r"\\\1", " ".join(escaped.split()))
 
 
 def tables_of(report: dict[str, Any]) -> list[ReportTable]:

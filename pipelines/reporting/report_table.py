@@ -32,6 +32,23 @@ class ReportTable:
     rows: list[tuple[str, ...]]
 
 
+def heads_of(report: Record) -> dict[str, str]:
+    """The keys of a row of the summary, and the heads of their columns, which name the models compared: of a report of a run
+    with one task, timed or not."""
+    last = report["deployed"]
+    if report["measured"] is None:
+        return {"metric": "", "dense": "dense", "compressed": f"after {last}", "change": "against dense"}
+    _, runtime, _ = last.split()
+    return {
+        "metric": "",
+        "dense": "dense PyTorch",
+        "runtime": f"dense {runtime} fp32",
+        "compressed": last,
+        "change": "against PyTorch",
+        "change_runtime": f"against {runtime} fp32",
+    }
+
+
 def made(id: str, title: str, columns: Sequence[Column], records: Iterable[Any], note: str) -> ReportTable:
     """A table with a row for every record."""
     rows = [tuple(column.cell(record) for column in columns) for record in records]

@@ -12,7 +12,7 @@ from pipelines.reporting.format import (
     Speed,
     digits_of_points,
     factor,
-    faster,
+    faster_between,
     giga,
     interval,
     milliseconds,
@@ -115,11 +115,7 @@ def latency_row(roles: dict[str, Record], cell: tuple[int, int], of: str = "late
     """Row of p50 at one (batch, length), each factor with its 95 % interval over the rounds."""
 
     def change(before: Record, after: Record) -> str:
-        speed = speedup(before, after, cell, of)
-        if speed.is_open:
-            return faster(speed)  # includes the interval
-        low, high = speed.interval
-        return f"{faster(speed)} ({significant(low)} to {significant(high)})"
+        return faster_between(speedup(before, after, cell, of))
 
     return row_of(roles, TIMED[of].format(*cell), lambda record: milliseconds(p50(record, cell, of)), change)
 

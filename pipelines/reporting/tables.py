@@ -22,7 +22,7 @@ from pipelines.reporting.format import (
     verdict,
 )
 from pipelines.reporting.latency_tables import further_tokens, latency, real_lengths, time_by_kind
-from pipelines.reporting.report_table import Column, Record, ReportTable, count, digits, made, text
+from pipelines.reporting.report_table import Column, Record, ReportTable, count, digits, heads_of, made, text
 
 
 def tables(report: Record) -> list[ReportTable]:
@@ -38,36 +38,26 @@ def tables(report: Record) -> list[ReportTable]:
 
 
 def summary(report: Record) -> ReportTable:
-    _, runtime, _ = report["deployed"].split()
-    columns = [
-        Column("", "l", text("metric")),
-        Column("dense PyTorch", "r", text("dense")),
-        Column(f"dense {runtime} fp32", "r", text("runtime")),
-        Column(report["deployed"], "r", text("compressed")),
-        Column("against PyTorch", "l", text("change")),
-        Column(f"against {runtime} fp32", "l", text("change_runtime")),
-    ]
     note = (
         "Dense is the tuned model before pruning, merged; intervals are 95 %, those of latency over rounds. "
         "FLOPs are those of PyTorch, count a multiply-add as two and include the attention scores; "
         "the papers count linear layers only, adapters among them, and leave tune's deltas unmerged."
     )
-    return made("summary", "Dense and compressed", columns, report["summary"], note)
+    return made("summary", "Dense and compressed", summary_columns(report), report["summary"], note)
+
+
+def summary_columns(report: Record) -> list[Column]:
+    words = ("metric", "change", "change_runtime")
+    return [Column(head, "l" if key in words else "r", text(key)) for key, head in heads_of(report).items()]
 
 
 def bare_summary(report: Record) -> ReportTable:
     """The summary of a run without a benchmark."""
-    columns = [
-        Column("", "l", text("metric")),
-        Column("dense", "r", text("dense")),
-        Column(f"after {report['deployed']}", "r", text("compressed")),
-        Column("against dense", "l", text("change")),
-    ]
     note = (
         "Dense is the tuned model before pruning; intervals are 95 %. FLOPs count a multiply-add as two and include the "
         "attention scores; of an encoder with a decoder both read so many tokens."
     )
-    return made("summary", "Dense and compressed", columns, report["summary"], note)
+    return made("summary", "Dense and compressed", summary_columns(report), report["summary"], note)
 
 
 def quality(report: Record) -> ReportTable:

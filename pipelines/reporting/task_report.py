@@ -34,13 +34,15 @@ def gather_tasks(inputs: Inputs, stage: Stage) -> Record:
     files += [_stored(f"shared: {trained['shared_file']['file']}", trained["shared_file"]["bytes"])]
     files += [_stored(f"{row['task']}: {row['file']}", row["bytes"]) for row in tasks]
     beside = sum(row["bytes"] for row in files[1:])
+    unlearnt = list(_unlearnt(trained, inputs))
     whole, several = len(tasks) * bare + 4 * base.head, "s" * (len(tasks) > 1)
     return {
         **run_facts(inputs),
         "reads": {name: task_facts(inputs.of_task(name)) for name in inputs.tasks},
         "headline": f"{len(tasks)} task{several} in {human_bytes(beside)} beside one base of {human_bytes(bare)}, where "
         f"{len(tasks)} model{several} tuned in full take{'' if several else 's'} {human_bytes(whole)}",
-        "notes": [*failure_notes(inputs), *_notes(trained, inputs)],
+        "brief": unlearnt,
+        "notes": [*failure_notes(inputs), *unlearnt, *_notes(trained)],
         "shown": list(SHOWN),
         "summary": tasks,
         "stored": [*files, _stored(f"{len(tasks)} models, each tuned in full, in comparison", whole)],
@@ -91,14 +93,18 @@ def _in_words(quality: Record, metrics: list[Metric]) -> str:
     return ", ".join(f"{title_of(one)} {scaled(quality[one.key], one.scale, one.unit)}" for one in shown)
 
 
-def _notes(trained: Record, inputs: Inputs) -> Iterator[str]:
-    """What was not learnt, first; then what the trained numbers are."""
+def _unlearnt(trained: Record, inputs: Inputs) -> Iterator[str]:
+    """What was not learnt."""
     for row in trained["tasks"]:
         kind = kind_for(inputs.tasks[row["task"]], row["labels"] or None)
         if kind.unlearnt(row["quality"]):
             yield f"{row['task']}: {UNLEARNT}."
         if warning := below_constant(kind, row):
             yield f"{row['task']}: {warning}."
+
+
+def _notes(trained: Record) -> Iterator[str]:
+    """What the trained numbers are, and what is not shown of them."""
     counts = trained["trainable"]
     if parts := [f"{counts[key]:,} {words}" for key, words in PARTS.items() if key in counts]:
         stored = "of a mask one bit for each number is stored"

@@ -27,6 +27,7 @@ from pipelines.reporting.gather import (
     trainable_rows,
     trained_facts,
     unlearnt_notes,
+    unshown_losses,
     unshown_note,
 )
 from pipelines.reporting.generated import changed, difference_in_words, generated_record, scores_of
@@ -56,18 +57,20 @@ def gather_unmeasured(inputs: Inputs, stage: Stage, why: str) -> Record:
     trainable = trainable_rows(inputs, roles["dense"]["tunable"])
     score = next(scores_of(last, inputs.dense, [metric.key])) if metric.of_texts else {}
     control, length = _control(inputs, roles["compressed"], metric), str(inputs.task.max_length)
+    unlearnt, untimed = unlearnt_notes(inputs), [f"Latency was not measured: {why}."]
     return {
         **trained_facts(inputs),
         "headline": _headline(roles, metric, score, control),
+        "brief": unlearnt + unshown_losses(inputs) + untimed,
         "notes": failure_notes(inputs)
-        + unlearnt_notes(inputs)
+        + unlearnt
         + control_note(control, roles["compressed"], metric)
         + apart_note(roles["compressed"], length)
         + teacher_notes(inputs)
         + kept_notes(inputs)
         + proof_notes(inputs)
         + unshown_note(inputs)
-        + [f"Latency was not measured: {why}."],
+        + untimed,
         "metric": metric_facts(inputs),
         "baseline": "dense",
         "control": control,

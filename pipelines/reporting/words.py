@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from compressor.cost import human_bytes
 from compressor.tasks.task_kind import Metric
 from export.latency.core_time import disturbance
@@ -9,9 +11,11 @@ from export.runtimes.runtime_registry import RUNNABLE, RUNTIMES
 from pipelines.reporting.candidates import Record, find, p50
 from pipelines.reporting.format import (
     GAIN,
+    Speed,
     digits_of_points,
     factor,
     faster,
+    faster_between,
     giga,
     hundredths,
     limits_text,
@@ -22,7 +26,7 @@ from pipelines.reporting.format import (
     smaller,
     verdict,
 )
-from pipelines.reporting.latency_tables import ORDER_WORDS
+from pipelines.reporting.latency_tables import ORDER_WORDS, limits_of
 from pipelines.reporting.summary import change_of, control_words, is_pruned, masks_of_base, speed_of, speedup
 from pipelines.stages.training_plan import PASSES_OF_LABELS
 
@@ -36,18 +40,20 @@ def headline(
     cells: list[tuple[int, int]],
     metric: Metric,
     control: Record | None = None,
+    waited: float = 0.0,
 ) -> str:
     """The run in one sentence: against dense PyTorch, the fastest of the `usable` dense files, and the `control`.
 
-    A speed is claimed only where its interval excludes 1.
+    A speed is claimed only where its interval excludes 1, and said to be disturbed where the processes `waited` too long.
     """
     dense, compressed, cell = roles["dense"], roles["compressed"], cells[-1]
     speed = speedup(dense, compressed, cell)
-    than = f"{speed.words('faster', 'slower', 'no faster', 2)} {'against' if speed.is_open else 'than'} dense PyTorch"
+    than = f"{speed.words('faster', 'slower', 'no faster')} {'against' if speed.is_open else 'than'} dense PyTorch"
     alone, further = against_fastest(usable, compressed, cell), ""
     if dense.get("further_tokens"):
-        each = faster(speedup(dense, compressed, cell, "further_tokens"), 2)
+        each = faster(speedup(dense, compressed, cell, "further_tokens"))
         further = f", {each} for each further token{against_fastest(usable, compressed, cell, 'further_tokens')}"
+    disturbed = ", in disturbed times" if disturbance(waited) else ""
     ours, theirs = (hundredths(record["quality"][metric.key], metric.unit) for record in (compressed, dense))
     difference = verdict(*compressed["difference_interval"]).removesuffix(" from dense").removesuffix(" than dense")
     if control:
@@ -58,17 +64,17 @@ def headline(
     else:
         theirs += " dense"
     return (
-        f"{sentence(than)} at batch {cell[0]}{alone}{further}, {smaller(dense['bytes'], compressed['bytes'], 2)}, "
+        f"{sentence(than)} at batch {cell[0]}{alone}{further}{disturbed}, {smaller(dense['bytes'], compressed['bytes'])}, "
         f"{metric.name} {ours} against {theirs}: {difference} on {compressed['quality']['rows']:,} rows"
     )
 
 
 def against_fastest(usable: list[Record], compressed: Record, cell: tuple[int, int], of: str = "latency") -> str:
-    """' (1.9 × faster against the fastest dense file, ONNX int8)', of prompts or of further tokens; '' without such a file."""
+    """' (1.93 × faster against the fastest dense file, ONNX int8)', of prompts or of further tokens; '' without such a file."""
     if not usable:
         return ""
     rival = min(usable, key=lambda row: p50(row, cell, of))
-    return f" ({faster(speedup(rival, compressed, cell, of), 2)} against the fastest dense file, {file_of(rival)})"
+    return f" ({faster(speedup(rival, compressed, cell, of))} against the fastest dense file, {file_of(rival)})"
 
 
 def control_note(control: Record | None, compressed: Record, metric: Metric) -> list[str]:
@@ -156,6 +162,12 @@ def notes(
     return lines + zeros_note(compressed) + inserts_note(compressed, length) + apart_note(compressed, length)
 
 
+def disturbed_note(waited: float, benchmark: str) -> list[str]:
+    """Note that other work disturbed the times of `benchmark`, without which all others on speed mislead."""
+    told = disturbance(waited)
+    return [f"The times are disturbed, and so is every speed-up: {told}. --force {benchmark} measures again."] if told else []
+
+
 def left_out_note(measurements: Record) -> list[str]:
     """Note on the exported files that were not measured, and why."""
     skipped = measurements.get("left_out", [])
@@ -182,26 +194,47 @@ def file_of(record: Record) -> str:
 
 
 def rival_note(usable: list[Record], compressed: Record, measurements: Record, cells: list[tuple[int, int]]) -> list[str]:
-    """Note on the speed against the fastest of the `usable` dense files at every shape, which may be another at each, and on
-    what may be faster and was not measured: files of the device's other runtimes, and dense ones of other precisions."""
+    """Note on the speed against the fastest of the `usable` dense files at every shape, which may be another at each, on a
+    compressed file that is faster there than the one shown, and on what may be faster and was not measured: files of the
+    device's other runtimes, and dense ones of other precisions."""
     if not usable:
         return []
     rivals = [min(usable, key=lambda row, cell=cell: p50(row, cell)) for cell in cells]
     names = [file_of(rival) for rival in rivals]
     gains = [
-        f"{faster(speedup(rival, compressed, cell))} at batch {cell[0]}" for rival, cell in zip(rivals, cells, strict=True)
+        f"{faster_between(speedup(rival, compressed, cell))} at batch {cell[0]}"
+        for rival, cell in zip(rivals, cells, strict=True)
     ]
     if len(set(names)) == 1:
         speeds = f", {names[0]}: {', '.join(gains)}"
     else:
         speeds = f" of each: {', '.join(f'{gain} ({name})' for gain, name in zip(gains, names, strict=True))}"
     candidates, device = measurements["candidates"], measurements["device"]
+    others = [(min(compressed_of(candidates), key=lambda row, cell=cell: p50(row, cell)), cell) for cell in cells]
+    told = faster_than_shown(
+        (speedup(compressed, other, cell), f"{file_of(other)} at batch {cell[0]}") for other, cell in others
+    )
     able, measured = [name for name in RUNNABLE if device in RUNTIMES[name].devices()], {row["runtime"] for row in candidates}
     missing = [RUNTIMES[name].title for name in able if name not in measured]
     unknown = f" No file of {' or '.join(missing)} was exported: a dense one may take less time." if missing else ""
     if lacking := unmeasured_files(usable, compressed, measurements):
         unknown += f" No dense file {' or '.join(lacking)} was measured: it may take less time."
-    return [f"Against the fastest dense file{speeds}.{unknown}"]
+    return [f"Against the fastest dense file{speeds}.{told}{unknown}"]
+
+
+def compressed_of(candidates: list[Record]) -> list[Record]:
+    return [row for row in candidates if row["model"] == "compressed"]
+
+
+def faster_than_shown(others: Iterable[tuple[Speed, str]]) -> str:
+    """' Another compressed file is faster than the one shown: ...', of those (speed over the one shown, file and work) whose
+    speed shows it; '' where none does."""
+    shown = [
+        f"{name}, by {factor(speed.ratio)} {speed.between}"
+        for speed, name in others
+        if speed.low > 1 and speed.ratio > 1 + GAIN
+    ]
+    return f" Another compressed file is faster than the one shown: {', '.join(shown)}." if shown else ""
 
 
 def unmeasured_files(usable: list[Record], compressed: Record, measurements: Record) -> list[str]:
@@ -224,15 +257,12 @@ def own_lengths_note(usable: list[Record], deployed: Record, candidates: list[Re
     passes = deployed.get("real_lengths")
     if not (usable and passes):
         return []
-    compressed = [row for row in candidates if row["model"] == "compressed"]
-    speeds, faster_ones = [], []
+    speeds, others = [], []
     for timed in passes:
-        dense, other = fastest_on_rows(usable, timed), fastest_on_rows(compressed, timed)
-        speeds.append(f"{faster(speed_of(pass_of(dense, timed), timed))} {way_of(timed)} ({file_of(dense)})")
-        gained = speed_of(timed, pass_of(other, timed))
-        if gained.low > 1 and gained.ratio > 1 + GAIN:
-            faster_ones.append(f"{file_of(other)} {way_of(timed)}, by {factor(gained.ratio)}")
-    told = f" Another compressed file is faster than the one shown: {', '.join(faster_ones)}." if faster_ones else ""
+        dense, other = fastest_on_rows(usable, timed), fastest_on_rows(compressed_of(candidates), timed)
+        speeds.append(f"{faster_between(speed_of(pass_of(dense, timed), timed))} {way_of(timed)} ({file_of(dense)})")
+        others.append((speed_of(timed, pass_of(other, timed)), f"{file_of(other)} {way_of(timed)}"))
+    told = faster_than_shown(others)
     return [f"On rows of their own lengths, against the fastest dense file of each: {', '.join(speeds)}.{told}"]
 
 
@@ -304,7 +334,7 @@ def facts(report: Record) -> list[tuple[str, str]]:
         ("Latency", latency.format(**measured) if measured else "not measured"),
         ("Machine", f"{computed_by}, {machine['cores']} cores, {machine['threads']} used, {machine['system']}"),
         ("Instructions", instructions_text(machine)),
-        ("Limits", limits_text(measured.get("limits"))),
+        ("Limits", limits_text(limits_of(measured))),
         ("Disturbed", disturbance(measured.get("waited", 0.0))),
         (
             "Computed by",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from pipelines.reporting.format import hundredths
+
 if TYPE_CHECKING:
     from compressor.tasks.task_kind import TaskKind
 
@@ -26,4 +28,5 @@ def below_constant(kind: TaskKind, metadata: dict[str, Any]) -> str | None:
     constant, main = metadata.get("constant"), kind.metric
     if constant is None or (value := metadata["quality"][main.key]) >= constant:
         return None
-    return f"{main.name} is {100 * value:.1f}{main.unit}, below the {100 * constant:.1f}{main.unit} of a constant prediction"
+    ours, least = (hundredths(share, main.unit) for share in (value, constant))
+    return f"{main.name} is {ours}, below the {least} of a constant prediction"

@@ -11,7 +11,7 @@ import yaml
 
 from benchmarks import quality
 from benchmarks.grid import held_apart
-from benchmarks.quality_picture import HEIGHT, WIDTH, picture
+from benchmarks.quality_picture import COLOURS, HEIGHT, LETTER, WIDTH, picture, width_of
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
 from tests.tiny import write_model
@@ -113,7 +113,7 @@ def test_table_and_picture_are_of_what_is_recorded(tmp_path):
         "| 2x | 2.05x | labels | 86.0 ± 0.7 | -0.5 ± 0.0 | 2 | 1.0 |",
         "| 3x | 3.00x | labels | 84.0 | -2.0 | 1 | 1.0 |",
     ]
-    assert results.lines() == {"labels": [(2.05, -0.5), (3.0, -2.0)]}
+    assert results.lines() == {"labels": [(2.05, -0.5, 0.0), (3.0, -2.0, 0.0)]}
     assert not any("other work" in line for line in lines)
     for name in ("sst2-2x-labels-1", "sst2-3x-labels-0"):  # timed beside other work: a figure only where there is no other
         runs[name]["waited"] = 0.4
@@ -122,11 +122,34 @@ def test_table_and_picture_are_of_what_is_recorded(tmp_path):
         results.controls,
         {cell: {n: runs[f"sst2-{cell.speedup:g}x-labels-{n}"] for n in made} for cell, made in results.cells.items()},
     )
-    assert disturbed.lines() == {"labels": [(2.0, -0.5), (3.0, -2.0)]}
+    assert disturbed.lines() == {"labels": [(2.0, -0.5, 0.0), (3.0, -2.0, 0.0)]}
+    uneven = {seed: {**found, "quality": found["quality"] + seed} for seed, found in disturbed.cells[cells[0]].items()}
+    spread = replace(disturbed, cells={cells[0]: uneven}).lines()["labels"]
+    assert spread == [(2.0, 0.0, pytest.approx(0.5**0.5))], "differences of -0.5 and 0.5"
     assert any(line.startswith("2 models were timed while") for line in quality.table(disturbed))
     drawn = list(ElementTree.fromstring(picture(results.lines(), "accuracy")).iter("{http://www.w3.org/2000/svg}text"))
     assert {"labels", "control", "2x", "3x"} <= {one.text for one in drawn}
     assert all(0 < float(one.get("y")) < HEIGHT and 0 < float(one.get("x")) < WIDTH for one in drawn)
+
+
+def test_a_picture_tells_many_arms_apart_names_the_longest_and_shows_the_spread():
+    """Each has a colour and a shape of its own; a line or two of a dashed circle had been all there was of the later ones."""
+    arms = {name: [(3.0, -1.0, 0.0)] for name in quality.ARMS} | {"labels": [(2.0, -0.5, 0.4), (3.0, -2.0, 0.7)]}
+    drawn = ElementTree.fromstring(picture(arms, "accuracy"))
+    space = "{http://www.w3.org/2000/svg}"
+    marks = [
+        (one.get("fill"), one.get("d").partition("m")[2]) for one in drawn.iter(f"{space}path") if one.get("fill") in COLOURS
+    ]
+    assert len(set(marks)) == len(arms) and len(marks) == 2 * len(arms) + 1, "filled, in the plot and in the legend"
+    assert [one.get("stroke-dasharray") for one in drawn.iter() if one.get("stroke") in COLOURS] == [None] * (
+        len(arms) + len(arms) + 2
+    )
+    whiskers = [one.get("d") for one in drawn.iter(f"{space}path") if one.get("opacity")]
+    assert len(whiskers) == 2, "of the points with a spread"
+    texts = {one.text: float(one.get("x")) for one in drawn.iter(f"{space}text")}
+    longest = max(quality.ARMS, key=len)
+    width = float(drawn.get("viewBox").split()[2])
+    assert width == width_of(arms) > WIDTH and texts[longest] + LETTER * len(longest) < width
 
 
 def test_a_control_below_the_dense_model_is_told_and_rows_are_compared_with_both(tmp_path):

@@ -7,7 +7,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from tests.pipelines.toys import SUMMARY
+from tests.pipelines.toys import REPORT
 from tests.tiny import LEFT_OUT, STAGES, WRITERS, write_model, write_pipeline
 
 LABELS = ["class0", "class1"]
@@ -150,7 +150,7 @@ def trained(root: Path, stages: list[dict] = TRAINED) -> dict[str, Path]:
     run_pipeline(load_pipeline(path), out, console=Console(quiet=True))
     report = out / "tiny" / "report.json"
     if not report.is_file():
-        report.write_text(json.dumps({"summary": SUMMARY}))
+        report.write_text(json.dumps(REPORT))
     made = {folder.name.partition("-")[0]: folder for folder in (out / ".store").iterdir() if not folder.name.startswith(".")}
     for name in ("tune", "prune"):
         shutil.copytree(made[name], root / "state" / name / "stored")

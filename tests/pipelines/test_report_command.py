@@ -1,15 +1,18 @@
 """`compress report RUN`: the summary again, and what is left of each layer, from what lies on disk."""
 
 import json
+import re
 
 import pytest
 
 from compressor.errors import UserError
 from compressor.run_store import LOCK_FILE
+from pipelines.cli.shown import summary
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
 from pipelines.reporting.kept import layers_left, plan_table
 from pipelines.runs.finished import plan_of
+from tests.reporting.conftest import write_report
 from tests.tiny import write_pipeline
 
 FAST = {"epochs": 0.1, "batch_size": 8}
@@ -57,6 +60,21 @@ def test_the_summary_again_and_runs_that_have_none(project, out, compress):
     assert compress("report", out)[0] == compress("report", out, "--plan")[0] == 2
     with pytest.raises(UserError, match="E805"):
         plan_of(out)
+
+
+def test_the_terminal_shows_what_is_compared_and_what_a_headline_hides(tmp_path, capsys):
+    """All notes are on the page; reports of earlier versions have none in brief."""
+    folder = write_report(tmp_path, edit=lambda measured: measured.update(waited=0.89))
+    path = folder / "report.json"
+    report = json.loads(path.read_text())
+    summary(folder)
+    headline, disturbed, rival, above, heads, *rows = capsys.readouterr().out.splitlines()
+    assert headline == f"{report['headline']}." and disturbed.startswith("- The times are disturbed, ")
+    assert rival.startswith("- Against the fastest dense file, ONNX int8: ") and rows
+    assert re.split(" {2,}", heads.strip()) == ["dense PyTorch", "compressed ONNX int8", "against PyTorch"]
+    path.write_text(json.dumps({key: value for key, value in report.items() if key != "brief"}))
+    summary(folder)
+    assert capsys.readouterr().out.splitlines() == [headline, above, heads, *rows]
 
 
 def test_a_run_that_prunes_nothing(tmp_path):

@@ -23,8 +23,8 @@ def written(measured):
 def test_headline_summary_and_table_have_them(write):
     folder = write(edit=written)
     report = json.loads((folder / "report.json").read_text())
-    alone = "2.0 × faster against the fastest dense file, ONNX int8"
-    assert f", 5.0 × faster for each further token ({alone}), " in report["headline"]
+    alone = "2.00 × faster against the fastest dense file, ONNX int8"
+    assert f", 5.00 × faster for each further token ({alone}), " in report["headline"]
     one, eight = (row for row in report["summary"] if row["metric"].startswith("p50 of a further token"))
     assert (one["metric"], eight["metric"]) == tuple(f"p50 of a further token, batch {n} behind 128" for n in (1, 8))
     assert (one["dense"], one["runtime"], one["compressed"]) == ("30.0 ms", "20.0 ms", "6.00 ms")

@@ -72,6 +72,7 @@ def test_levels_of_both_kinds_are_answered_and_checked(server, fleet, traffic, p
     assert any(line.startswith("answers: all") for line in notes(test))
     page = to_page({**test, "model": "reviews", "url": "u", "protocol": protocol})
     assert "3 clients" in page and "https:" not in page.partition("<script>")[0]
+    assert page.index("@media print") > page.index("prefers-color-scheme: dark") and 'addEventListener("beforeprint"' in page
 
 
 @pytest.mark.parametrize(("protocol", "kind"), [("http", "404: Request for"), ("grpc", "NOT_FOUND: Request for")])
