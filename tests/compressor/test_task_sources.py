@@ -6,9 +6,15 @@ import datetime
 import decimal
 import errno
 import gzip
+import http.server
 import json
+import math
 import os
+import re
+import socket
 import sys
+import threading
+import time
 import types
 from pathlib import Path
 
@@ -23,6 +29,7 @@ from compressor.tasks import TaskConfig, reading
 from compressor.tasks.reading import read_rows, read_task, skipped_lines
 from compressor.tasks.sources import content, hub_rows, hub_set, parquet_rows
 from compressor.tasks.sources.glue import TASKS, glue_keys
+from compressor.tasks.sources.hub_card import found_outside
 from compressor.tasks.sources.hub_set import fetch, parse
 from compressor.tasks.texts import read_texts
 
@@ -279,7 +286,7 @@ def test_a_split_is_read_once_into_a_file_that_reads_as_any_other(hub, tmp_path)
     path = fetch(wanted, seen.append)
     assert [json.loads(line) for line in path.read_text().splitlines()] == hub.answer.rows[:2] and seen == [1, 2]
     assert read(path).label_names == ["0", "1"]
-    assert fetch(wanted) == path and hub.calls == [("owner/name", "config", "train")]
+    assert fetch(wanted) == path and hub.calls == [("hf://datasets/owner/name", "config", "train")]
     with pytest.raises(UserError, match=r"E207 .*train.jsonl:3: column 'label' holds nothing"):  # -1 marks a hidden label
         read(fetch(parse("hub:owner/name:config/train", tmp_path)))
 
@@ -337,6 +344,41 @@ def test_half_of_a_character_is_told_with_its_row(hub, tmp_path):
         read(path)
 
 
+@pytest.mark.parametrize(
+    ("file", "is_own"),
+    [
+        *((file, True) for file in ("data/*.csv", "./x.csv", "hf://datasets/a/b/x.csv", "hf://datasets/a/b@main/x*.csv")),
+        ("hf://datasets/a/b@refs/convert/parquet/x.parquet", True),
+        *((file, False) for file in ("hf://datasets/a/bc/x.csv", "hf://datasets/a/b@main/../../c/d/x.csv", "../../c/d/x.csv")),
+        *((file, False) for file in ("https://example.org/x.csv", "/etc/x.csv", "file:///etc/x.csv", "file:/etc/x.csv")),
+        *((file, False) for file in ("hf://datasets/a/b/zip://x.csv::/etc/x.zip", "zip::/etc/x.zip", "hf://buckets/a/b/x.csv")),
+    ],
+)
+def test_a_data_set_of_the_hub_names_its_own_files(hub, tmp_path, monkeypatch, file, is_own):
+    """In its card, before the library asks for anything; and what the library finds is held to the same."""
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+    (tmp_path / "README.md").write_text(f"---\n{json.dumps({'configs': [{'config_name': 'x', 'data_files': [file]}]})}\n---\n")
+
+    def download(place, name, **options):
+        if name != "README.md":
+            raise huggingface_hub.errors.EntryNotFoundError(name)
+        return tmp_path / name
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    hub.answer, wanted = Rows([{"text": "x", "label": 0}]), parse("hub:a/b/train", tmp_path)
+    builder = types.SimpleNamespace(
+        config=types.SimpleNamespace(data_files={"test": ["hf://datasets/a/b@0/x.csv"], "train": [file]})
+    )
+    # what was found has an address
+    assert found_outside(builder, "a/b", local=False) == (None if is_own and file.startswith("hf:") else file)
+    if is_own:
+        assert fetch(wanted).is_file()
+        return
+    with pytest.raises(UserError, match=rf"E232 hub:a/b/train: the data set names '{re.escape(file)}', none of its own files"):
+        fetch(wanted)
+    assert hub.calls == [] and cached(tmp_path) == []
+
+
 def test_a_local_folder_is_read_once_by_a_process_and_its_file_stays(hub, tmp_path, monkeypatch):
     """Each trial of a sweep reads its pipeline while another may be reading the file: a new one would end that one (E807)."""
     (tmp_path / "set").mkdir()
@@ -369,6 +411,38 @@ def test_what_the_hub_does_not_give_is_told_and_leaves_nothing(hub, tmp_path, an
     hub.answer = answer
     with pytest.raises(UserError, match=says):
         fetch(parse("hub:a/b/train", tmp_path))
+    assert cached(tmp_path) == []
+
+
+def test_without_a_network_the_hub_is_asked_once(hub, tmp_path, monkeypatch):
+    """Its client would wait and ask again, a dozen times, with two raw lines for each."""
+    constants, asked, slept = pytest.importorskip("huggingface_hub").constants, [], []
+
+    def unknown(host, *_, **__):
+        asked.append(host)
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    monkeypatch.setattr(time, "sleep", slept.append)
+    told = (
+        r"E231 .*could not be fetched from the hub: ConnectError: .*Name or service not known.*with HF_HUB_OFFLINE=1 it is read"
+    )
+    with pytest.raises(UserError, match=told):
+        fetch(parse("hub:a/b/train", tmp_path))
+    assert len(asked) <= 2, "the client asks for a list of programs, too, once in a process"
+    assert (slept, hub.calls) == ([], [])
+
+
+def test_a_name_of_the_hub_is_no_folder_below_the_current_one(folder, tmp_path, monkeypatch):
+    (folder({}) / "name").mkdir()
+    folder({"name/train.csv": "text,label\na,1\n"})
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        UserError, match=r"E231 hub:set/name/train: could not be fetched from the hub \(HF_HUB_OFFLINE is set\)"
+    ):
+        fetch(parse("hub:set/name/train", tmp_path))
     assert cached(tmp_path) == []
 
 
@@ -501,10 +575,10 @@ AS_WRITTEN = {
     ),
     "JSON with classes as other numbers": (
         {
-            "train.jsonl": lines_of(*({"label": label} for label in (True, False, 1.0, "0.0", "True", None))),
+            "train.jsonl": lines_of(*({"label": label} for label in (True, False, 1.0, "0.0", "True", None, math.nan))),
             "README.md": card_of(label=CLASSES),
         },
-        [{"label": label} for label in (1, 0, 1, 0, 1, None)],
+        [{"label": label} for label in (1, 0, 1, 0, 1, None, None)],
     ),
     "cells of CSV": (
         {"train.csv": 'text,label,score\n"a, b",None,01\nNA,null,12.50\ntrue,nan,\n'},
@@ -563,6 +637,27 @@ def folder(tmp_path, monkeypatch):
     return write
 
 
+@pytest.fixture
+def listening():
+    """A server of this machine that notes what it is asked, and has nothing."""
+    asked = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            self.send_error(404)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield types.SimpleNamespace(port=server.server_port, asked=asked)
+        server.shutdown()
+
+
 @pytest.mark.parametrize(("files", "rows"), AS_WRITTEN.values(), ids=AS_WRITTEN)
 def test_rows_of_a_data_set_are_as_its_files_have_them(folder, tmp_path, files, rows):
     """Not as pyarrow and pandas infer them; what the data set declares holds."""
@@ -589,6 +684,69 @@ def test_files_of_a_data_set_that_are_no_rows_are_told(folder, tmp_path, files, 
     with pytest.raises(UserError, match=rf"E232 .*this split of it cannot be read \({says}"):
         fetch(parse("hub:./set/train", tmp_path))
     assert cached(tmp_path) == []
+
+
+OUTSIDE = {
+    "an address": {"data_files": "http://127.0.0.1:{port}/latest/x.csv"},
+    "an address of a split": {"data_files": [{"split": "train", "path": ["train.csv", "http://127.0.0.1:{port}/x.csv"]}]},
+    "an address in another config": {"config_name": "other", "data_files": "http://127.0.0.1:{port}/x.csv"},
+    "a path of the disk": {"data_files": "{private}/x.csv"},
+    "a path upwards": {"data_files": "../private/x.csv"},
+    "a file's address": {"data_files": "file://{private}/x.csv"},
+    "a file's short address": {"data_files": "file:{private}/x.csv"},
+    "a file in an archive": {"data_files": "zip://x.csv::{private}/x.zip"},
+    "a chain of names": {"data_files": "x.csv::{private}/x.zip"},
+    "a data set of the hub": {"data_files": "hf://datasets/a/b/x.csv"},
+    "a folder upwards": {"data_dir": "../private"},
+    "a folder of the disk": {"data_dir": "{private}"},
+}
+"""What a card gives as files that are none of the data set's own."""
+
+
+@pytest.mark.parametrize(("name", "card"), [*((name, "README.md") for name in OUTSIDE), ("an address", ".huggingface.yaml")])
+def test_a_card_reads_no_file_and_no_address_beside_the_data_set(folder, tmp_path, listening, name, card):
+    """Nothing is asked for: finding out whether an address is there would be a request, too."""
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private" / "x.csv").write_text("text,label\nsecret,0\n")
+    named = json.loads(
+        json.dumps(OUTSIDE[name]).replace("{port}", str(listening.port)).replace("{private}", f"{tmp_path}/private")
+    )
+    content = card_with(**named)
+    folder({card: content if card == "README.md" else content.strip("-\n"), "train.csv": "text,label\na,1\n"})
+    with pytest.raises(UserError, match=r"E232 hub:./set/train: the data set names '.*(x\.|private).*, none of its own files"):
+        fetch(parse("hub:./set/train", tmp_path))
+    assert listening.asked == [] and cached(tmp_path) == []
+
+
+@pytest.mark.parametrize("pattern", ["train.csv", "./*.csv", "tr*.csv"])
+def test_a_link_out_of_the_folder_of_a_data_set_is_not_followed(folder, tmp_path, pattern):
+    (tmp_path / "private.csv").write_text("text,label\nsecret,0\n")
+    (folder({"README.md": card_with(data_files=pattern)}) / "train.csv").symlink_to(tmp_path / "private.csv")
+    with pytest.raises(UserError, match=r"E232 .*names '.*train.csv', none of its own files, or a link to outside"):
+        fetch(parse("hub:./set/train", tmp_path))
+    assert cached(tmp_path) == []
+
+
+def test_a_link_within_the_hubs_cache_is(folder, tmp_path):
+    """A snapshot and its folders are links to a folder beside the snapshots; and the folder that is named may be a link
+    itself."""
+    blob, snapshot = tmp_path / "hub/blobs/x", tmp_path / "hub/snapshots/1"
+    for place in (blob.parent, snapshot / "inner"):
+        place.mkdir(parents=True)
+    blob.write_text("text,label\na,1\n")
+    (snapshot / "train.csv").symlink_to("../../blobs/x")
+    (snapshot / "inner" / "train.csv").symlink_to("../../../blobs/x")
+    (tmp_path / "link").symlink_to(snapshot)
+    for place in ("hub/snapshots/1", "hub/snapshots/1/inner", "link"):
+        assert "a" in fetch(parse(f"hub:./{place}/train", tmp_path)).read_text()
+    shared = tmp_path / "blobs" / "0a"  # of all repositories of the cache
+    shared.mkdir(parents=True)
+    blob.rename(shared / "x")
+    blob.symlink_to("../../blobs/0a/x")
+    with pytest.raises(UserError, match=r"E232 .*or a link to outside"):
+        fetch(parse("hub:./link/train", tmp_path))
+    (shared.parent / ".huggingface-shared-blobs").write_text("1\n")
+    assert "a" in fetch(parse("hub:./link/train", tmp_path)).read_text()
 
 
 def test_columns_that_hold_images_are_left_out_and_those_of_mixed_json_are_not(arrow, folder, tmp_path):
@@ -629,9 +787,12 @@ LIST, IMAGE = types.SimpleNamespace(feature=CLASS), types.SimpleNamespace(decode
         *((CLASS, value, 1) for value in ("yes", "1", 1, True, 1.0, "1.0", "True", "true")),
         *((CLASS, value, 0) for value in ("no", "0", 0, False, 0.0, "0.0", "False")),
         *((CLASS, value, -1) for value in (-1, -1.0, "-1", "-1.0")),
-        *((CLASS, value, None) for value in ("maybe", "1.5", 1.5, "2", 2, 2.0, float("nan"), 10**400, "")),
+        *((CLASS, value, None) for value in ("maybe", "1.5", 1.5, "2", 2, 2.0, "nan", 10**400, "")),
         *((TEXT, 7, "7"), (TEXT, "01", "01"), (TEXT, ["é"], '["é"]'), (OTHER, 3.8, 3.8), (None, "01", "01"), (None, [1], [1])),
-        *((LIST, ["yes", None, 0.0], [1, None, 0]), ({"a": CLASS}, {"a": True, "b": True}, {"a": 1, "b": True})),
+        *(
+            (LIST, ["yes", None, 0.0, math.nan, math.inf], [1, None, 0, None, None]),
+            ({"a": CLASS}, {"a": True, "b": True}, {"a": 1, "b": True}),
+        ),
     ],
 )
 def test_a_value_is_read_as_it_is_declared(feature, value, is_read_as):

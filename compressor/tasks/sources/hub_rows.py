@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -146,9 +147,11 @@ def _as_declared(feature: Any, value: Any) -> Any:
     return json.dumps(value, ensure_ascii=False) if _is_text(feature) and not isinstance(value, str) else value
 
 
-def _class_number(feature: Any, value: str | float) -> int:
+def _class_number(feature: Any, value: str | float) -> int | None:
     """The number of a class, given by its name or by that number, also as a truth value or with a decimal point: pandas writes
-    1.0 where other labels of the column are missing. Raises ValueError for a class that is not declared."""
+    1.0 where other labels of the column are missing, and those as NaN. Raises ValueError for a class that is not declared."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
     if isinstance(value, str):
         with suppress(ValueError):
             return feature.encode_example(value)

@@ -15,7 +15,7 @@ import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from compressor.digests import Mark, mark_of, settled
 from compressor.errors import UserError
 from compressor.tasks.sources import needed
 from compressor.tasks.sources.content import DATA, WHERE_PATHS_BEGIN
+from compressor.tasks.sources.hub_card import README, found_outside, named_outside
 from compressor.tasks.sources.hub_rows import rows_as_written
 from compressor.tasks.sources.parquet_rows import shortest, text_of
 from compressor.text_files import from_home, in_units, written_as_path
@@ -91,7 +92,8 @@ def fetch(wanted: HubSplit, say: Say = lambda rows: None) -> Path:
     this process for as long as its files are unchanged. A file of equal rows stays in place: a run may be reading it.
 
     Nothing is left in the cache unless every row arrived. Raises UserError E907 (datasets is missing), E231 (out of reach),
-    E232 (no such config or split, or files that cannot be read as rows), E215 (too large), E804 (the disk is full), E801.
+    E232 (no such config or split, a file that is none of its own, or files that cannot be read as rows), E215 (too large), E804
+    (the disk is full), E801.
     """
     if not wanted.local and _is_whole(wanted.path):
         return wanted.path
@@ -107,12 +109,35 @@ def fetch(wanted: HubSplit, say: Say = lambda rows: None) -> Path:
     with _reachable(datasets, wanted):
         if wanted.local and os.path.isfile(os.path.join(wanted.place, "state.json")):
             raise ValueError("a folder that `save_to_disk` wrote; `push_to_hub` or `to_parquet` write one that is read")
-        builder = datasets.load_dataset_builder(wanted.place, wanted.config)
+        if not wanted.local:
+            _ask_once(wanted.place)
+        _require_own(named_outside(wanted.place, wanted.local), wanted)
+        # by its name alone, `datasets` would take a folder OWNER/NAME below the current one
+        address = wanted.place if wanted.local else f"hf://datasets/{wanted.place}"
+        builder = datasets.load_dataset_builder(address, wanted.config)
+        _require_own(found_outside(builder, wanted.place, wanted.local), wanted)
         rows, features = rows_as_written(builder, wanted.split)
     _write(_plain_rows(rows, features, datasets, wanted), wanted, say)
     if wanted.local and _marks(wanted) == marks and settled(marks.values(), now):
         _READ[wanted.path] = marks, mark_of(wanted.path)
     return wanted.path
+
+
+def _ask_once(place: str) -> None:
+    """Raise what the hub's client raises where it cannot reach the hub. Later it asks again and again, for more than a minute,
+    with two lines on the terminal each time."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+    with suppress(HfHubHTTPError, OfflineModeIsEnabled):  # the hub's answers, and its cache, are for `datasets` to tell
+        get_hf_file_metadata(hf_hub_url(place, README, repo_type="dataset"))
+
+
+def _require_own(outside: str | None, wanted: HubSplit) -> None:
+    """Raise UserError E232 for a file that is none of the data set's own."""
+    if outside is not None:
+        what = f"the data set names '{outside:.200}', none of its own files, or a link to outside"
+        raise UserError("E232", what, "If you trust it, fetch that file yourself, and name it as the data", wanted.reference)
 
 
 def _is_whole(path: Path) -> bool:
@@ -205,6 +230,7 @@ def _reachable(datasets: Any, wanted: HubSplit) -> Iterator[None]:
             raise UserError("E232", what, "Check CONFIG and SPLIT against the names above", wanted.reference) from None
         offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0") else ""
         fix = "Check the name and the network, or copy the data set's files and name their folder: hub:./FOLDER/SPLIT"
+        fix += "" if offline else "; with HF_HUB_OFFLINE=1 it is read from the cache of datasets, if that has it"
         what = f"could not be fetched from the hub{offline}: {reason}"
         raise UserError("E231", what, fix + _or_earlier(wanted), wanted.reference) from None
 
