@@ -26,7 +26,7 @@ from compressor.models.anatomy import row_of_model
 from compressor.models.architectures import COMPRESSED
 from compressor.models.files.config_file import check_config
 from compressor.models.files.damage import Damage, door, fix_of_format, read_json, reading_by_library
-from compressor.models.files.model_folder import CONFIG, COPIED, GENERATION
+from compressor.models.files.model_folder import CONFIG, COPIED, GENERATION, files_to_copy
 from compressor.models.files.weight_files import check_finite, read_header
 from compressor.models.hub import (
     AUTO_CLASSES,
@@ -202,7 +202,8 @@ def save_checkpoint(model: nn.Module, folder: Path, tokenizer_folder: Path) -> N
     head count and FFN width of every block, so a stock `from_pretrained` fails loudly instead of loading something else.
     Adapters and prefixes, which cannot be merged, are described in inserts.json; all tensors are then in a file that no
     `from_pretrained` finds. A checkpoint that `folder` has is replaced. Raises UserError E303 where there is no
-    `tokenizer_folder`; ValueError for a model with chains, and for the folder of a state, which `load` would read instead.
+    `tokenizer_folder`, E304 for a link out of it; ValueError for a model with chains, and for the folder of a state, which
+    `load` would read instead.
     """
     folder, tokenizer_folder = Path(folder), Path(tokenizer_folder)
     if tokenizer_folder != folder and not tokenizer_folder.is_dir():
@@ -211,6 +212,7 @@ def save_checkpoint(model: nn.Module, folder: Path, tokenizer_folder: Path) -> N
         raise ValueError("merge the model before saving a checkpoint")
     if (folder / STATE_FILE).exists():
         raise ValueError(f"{folder} has a {STATE_FILE}: save the checkpoint into another folder")
+    copied = [] if tokenizer_folder == folder else files_to_copy(tokenizer_folder, (*TOKENIZER_FILES, *COPIED))
     folder.mkdir(parents=True, exist_ok=True)
     changes, inserted = describe_changes(model)
     weights_file = WITH_INSERTS if inserted else WEIGHTS
@@ -223,9 +225,8 @@ def save_checkpoint(model: nn.Module, folder: Path, tokenizer_folder: Path) -> N
     if not tokenizer_folder.samefile(folder):
         for name in COPIED:
             (folder / name).unlink(missing_ok=True)
-        for name in (*TOKENIZER_FILES, *COPIED):
-            if (tokenizer_folder / name).is_file():
-                shutil.copyfile(tokenizer_folder / name, folder / name)
+        for path in copied:
+            shutil.copyfile(path, folder / path.name)
 
 
 def write_config(model: nn.Module, folder: Path) -> None:

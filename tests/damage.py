@@ -94,10 +94,16 @@ def sharded(change: Change = lambda folder: None, place: str = "sub/part.safeten
     return changed
 
 
-def link_out(folder: Path) -> None:
-    """The shard lies elsewhere, and a link leads to it."""
-    (folder / "sub/part.safetensors").rename(folder.parent / "elsewhere.safetensors")
-    (folder / "sub/part.safetensors").symlink_to(folder.parent / "elsewhere.safetensors")
+def link_out(name: str = "sub/part.safetensors") -> Change:
+    """The file, by default the shard, lies elsewhere, and a link leads to it."""
+
+    def change(folder: Path) -> None:
+        elsewhere = folder.parent / "elsewhere"
+        elsewhere.write_bytes((folder / name).read_bytes() if (folder / name).exists() else b"secret")
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(elsewhere)
+
+    return change
 
 
 CODE = """

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from compressor.errors import UserError
-from compressor.models.hub import TOKENIZER_FILES
+from compressor.models.files.model_folder import TOKENIZER_FILES, files_to_copy
 from export.many.stacked_tasks import stack_files
 from export.runtimes.runtime import Runtime
 from export.runtimes.runtime_registry import DEFAULT
@@ -28,9 +28,9 @@ def stack_folder(
     require_free(out, force)
     with replacing(out, force) as folder:
         made = stack_files(paths, folder, base=base, runtime=runtime)
-        for name in (*TOKENIZER_FILES, "config.json"):
-            if (made.base.folder / name).is_file():
-                shutil.copyfile(made.base.folder / name, folder / name)
+        shutil.copyfile(made.base.folder / "config.json", folder / "config.json")
+        for path in files_to_copy(made.base.folder, TOKENIZER_FILES):
+            shutil.copyfile(path, folder / path.name)
         inputs, outputs = ([tensor.name for tensor in side] for side in runtime.tensors(made.path))
         file = {"path": made.path.name, "precision": "fp32", "bytes": runtime.stored_bytes(made.path)}
         summary = {**made.to_json(), "runtime": runtime.key, **file, "inputs": inputs, "outputs": outputs}

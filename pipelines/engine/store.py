@@ -172,14 +172,21 @@ class Store:
         return Artifact(folder, folder.name, manifest["kind"], manifest["stage"], entry, files, manifest["metadata"])
 
     def verify(self, artifact: Artifact) -> None:
-        """Check every file against the manifest, sizes first. Raises UserError E803 naming the first that differs."""
+        """Check every file against the manifest, sizes first; links, which no stage writes, do not belong there.
+
+        Raises UserError E803 naming the first that differs.
+        """
         folder, entry = artifact.folder, artifact.entry
         sizes = {name: file["size"] for name, file in _manifest(folder, entry)["files"].items()}
         records = (folder / MANIFEST, folder / SEAL)
         present = {str(path.relative_to(folder)): path for path in _files(folder) if path not in records}
         for name in sorted(sizes.keys() | present.keys()):
-            if name not in present or name not in sizes:
-                raise _damaged(name, "is missing" if name in sizes else "does not belong there", folder, entry)
+            if name not in present:
+                raise _damaged(name, "is missing", folder, entry)
+            if name not in sizes:
+                raise _damaged(name, "does not belong there", folder, entry)
+            if present[name].is_symlink():
+                raise _damaged(name, "is a link, which no stage writes", folder, entry)
             if (size := present[name].stat().st_size) != sizes[name]:
                 raise _damaged(name, f"has {size} bytes instead of {sizes[name]}", folder, entry)
         for name, path in sorted(present.items()):
@@ -288,7 +295,8 @@ def _manifest(folder: Path, entry: str) -> dict[str, Any]:
 
 
 def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
+    """The files below a folder, and links to folders, whose content `rglob` leaves out."""
+    return sorted(path for path in folder.rglob("*") if path.is_file() or path.is_symlink())
 
 
 def _damaged(name: str, fault: str, folder: Path, entry: str) -> UserError:

@@ -159,6 +159,20 @@ def test_a_checkpoint_without_its_tokenizer_is_not_written(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_checkpoint_copies_no_file_from_outside_the_folder_of_its_tokenizer(tmp_path):
+    """A link within that folder, and to the folder, is as any other file."""
+    write_tokenizer(tmp_path / "words", "bert")
+    (tmp_path / "words" / "vocab.txt").symlink_to("tokenizer.json")
+    (tmp_path / "link").symlink_to("words")
+    save_checkpoint(tiny("bert", torch.float32), tmp_path / "out", tmp_path / "link")
+    assert not (tmp_path / "out" / "vocab.txt").is_symlink() and (tmp_path / "out" / "vocab.txt").is_file()
+    (tmp_path / "secret").write_text("secret")
+    (tmp_path / "words" / "chat_template.jinja").symlink_to(tmp_path / "secret")
+    with pytest.raises(UserError, match=r"E304 .*has a chat_template.jinja that is a link out of it"):
+        save_checkpoint(tiny("bert", torch.float32), tmp_path / "other", tmp_path / "link")
+    assert not (tmp_path / "other").exists()
+
+
 def test_a_checkpoint_replaces_the_one_in_its_folder(tmp_path):
     """Also one of another kind, and beside the tokenizer; not the state of a training."""
     plain, inserted, out = tiny("bert", torch.float32), tuned(tiny("bert", torch.float32), "adapter"), tmp_path / "out"

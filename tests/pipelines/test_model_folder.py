@@ -140,7 +140,7 @@ INDEXES = [
     Row("no metadata", sharded(without("metadata", INDEX)), f"{E304}has no metadata"),
     Row("a name above", sharded(keys(INDEX, weight_map={"a": "../dev.tsv"})), f"{E304}names a file outside of it"),
     Row("a name from the root", sharded(keys(INDEX, weight_map={"a": "/etc/passwd"})), f"{E304}names a file outside of it"),
-    Row("a link out", sharded(link_out), f"{E304}names a file in its {INDEX} that is a link out of it"),
+    Row("a link out", sharded(link_out()), f"{E304}names a file in its {INDEX} that is a link out of it"),
     Row(
         "a file gone", sharded(lambda folder: (folder / "sub/part.safetensors").unlink()), f"{E304}has no sub/part.safetensors"
     ),
@@ -159,6 +159,10 @@ TOKENIZERS = [
     Row("deep", content("tokenizer.json", "[" * 5000), f"{E304}has a tokenizer.json that cannot be read ("),
     Row(
         "a config that is a list", content("tokenizer_config.json", "[]"), f"{E304}has a tokenizer_config.json that is no JSON"
+    ),
+    *(
+        Row(f"{name} as a link out", link_out(name), f"{E304}has a {name} that is a link out of it")
+        for name in ("tokenizer.json", "vocab.txt", "chat_template.jinja", "generation_config.json")
     ),
     Row("generation", content("generation_config.json", "5"), f"{E304}has a generation_config.json that is no JSON object"),
     Row(
@@ -211,7 +215,7 @@ def test_a_run_writes_nothing_either(project, compress, row):
     refused(compress, project, row, "run", project / "pipeline.yaml", "--out", project / "runs")
 
 
-EXPORTED = [row for row in (*CONFIGS[:7], *CONFIGS[18:23], *FILES[:18], *INDEXES[:9], TOKENIZERS[0])]
+EXPORTED = [row for row in (*CONFIGS[:7], *CONFIGS[18:23], *FILES[:18], *INDEXES[:9], TOKENIZERS[0], *TOKENIZERS[5:7])]
 
 
 @pytest.mark.parametrize("row", EXPORTED, ids=lambda row: row.name)
@@ -264,15 +268,19 @@ def test_shards_are_part_of_the_digest(project):
     assert len(dict(weightless_model(model, ["a", "b"]).named_parameters())) == 41
 
 
-def test_a_snapshot_of_the_hub_is_links_to_blobs(project):
-    """Its files, shards too, are links to a folder beside the snapshots."""
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_snapshot_of_the_hub_is_links_to_blobs(project, shared):
+    """Its files, shards too, are links to a folder beside the snapshots, and those to one that all repositories share."""
     sharded(place="part.safetensors")(project / "model")
-    snapshot, blobs = project / "hub/snapshots/1", project / "hub/blobs"
-    snapshot.mkdir(parents=True)
-    blobs.mkdir()
+    snapshot, blobs, of_all = project / "hub/snapshots/1", project / "hub/blobs", project / "blobs"
+    for folder in (snapshot, blobs, of_all):
+        folder.mkdir(parents=True)
+    (of_all / ".huggingface-shared-blobs").touch()
     for path in (project / "model").iterdir():
         if path.is_file():
-            shutil.copyfile(path, blobs / path.name)
+            shutil.copyfile(path, (of_all if shared else blobs) / path.name)
+            if shared:
+                (blobs / path.name).symlink_to(f"../../blobs/{path.name}")
             (snapshot / path.name).symlink_to(os.path.relpath(blobs / path.name, snapshot))
     assert resolve(str(snapshot)).folder == snapshot.resolve()
 

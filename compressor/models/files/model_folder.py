@@ -7,15 +7,16 @@ UserError: E304 for a pretrained folder, E305 for a checkpoint or a state.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
+from compressor.inside import is_inside
 from compressor.models.architectures import COMPRESSED, row_of
 from compressor.models.files.config_file import check_config, check_layers
-from compressor.models.files.damage import Damage, read_json, reading_by_library, shown
+from compressor.models.files.damage import Damage, door, read_json, reading_by_library, shown
 from compressor.models.files.weight_files import check_weights, stored_tensors
 from compressor.text_files import is_unicode
 
@@ -44,8 +45,29 @@ TRIAL = ("a good film, 1\u00bd \u4e2d", "zq\U0001f600")
 """Two test texts, with words outside any vocabulary."""
 
 
+def files_to_copy(folder: Path, names: Iterable[str]) -> list[Path]:
+    """Those of the files that a model's folder has, for the folder of a model that is made from it. Raises UserError E304 for a
+    link out of the folder."""
+    with door("E304", "the folder", str(folder)):
+        return _own_files(folder, names)
+
+
+def _own_files(folder: Path, names: Iterable[str]) -> list[Path]:
+    """Those of the files that the folder has. Raises Damage for a link out of it: a copy would publish what it leads to."""
+    files = [path for name in names if (path := folder / name).is_file()]
+    for path in files:
+        if not is_inside(path, folder):
+            raise Damage(
+                f"has a {path.name} that is a link out of it",
+                "Copy the file itself into the folder (cp -L); a package, install it with copies",
+            )
+    return files
+
+
 def check_tokenizer(folder: Path, config: Mapping[str, Any]) -> None:
-    """Check that tokenizer.json loads and fits the embedding, and that the other files are JSON objects. Raises Damage."""
+    """Check that tokenizer.json loads and fits the embedding, that the other files are JSON objects, and that no file which a
+    merge copies is a link out of the folder. Raises Damage."""
+    _own_files(folder, (*TOKENIZER_FILES, *COPIED))
     for name in (*TOKENIZER_FILES, GENERATION):
         if name.endswith(".json") and name != "tokenizer.json" and (folder / name).is_file():
             read_json(folder / name)

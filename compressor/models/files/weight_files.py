@@ -13,6 +13,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from compressor.digests import kept_while_unchanged
+from compressor.inside import is_inside
 from compressor.models.files.damage import Damage, read_json, reason_of, shown
 
 if TYPE_CHECKING:
@@ -140,12 +141,10 @@ def _check_inside(folder: Path, name: str) -> None:
     if "\0" in name or "\\" in name or Path(name).is_absolute() or ".." in Path(name).parts:
         raise Damage(f"names a file outside of it in its {INDEX}: {shown(name)}", fix)
     try:
-        target, root = (folder / name).resolve(), folder.resolve()
+        inside = is_inside(folder / name, folder)
     except (OSError, RuntimeError, ValueError):  # circular links, or an invalid character
         raise Damage(f"names a file in its {INDEX} that cannot be found: {shown(name)}", fix) from None
-    # in the hub's cache every file of a snapshot is a link to a file outside the snapshot
-    blobs = root.parent.parent / "blobs" if root.parent.name == "snapshots" else root
-    if not (target.is_relative_to(root) or target.is_relative_to(blobs)):
+    if not inside:
         raise Damage(f"names a file in its {INDEX} that is a link out of it: {shown(name)}", fix)
 
 
