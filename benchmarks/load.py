@@ -42,6 +42,7 @@ from serving.loadtest.levels import Target, first_pass, measure
 from serving.loadtest.request_pools import Endpoint
 from serving.loadtest.traffic import Outputs, Row, Traffic
 from serving.loadtest.tune.bench import Bench as SettingBench
+from serving.loadtest.tune.bench import link_model
 from serving.loadtest.tune.coarse_to_fine import FINAL_ROUNDS
 from serving.loadtest.tune.setting_grid import Setting
 from serving.loadtest.tune.trials import Trial
@@ -88,11 +89,8 @@ class Bench:
         """A server of the model, with another config if one is given."""
         repository = Path(tempfile.mkdtemp(dir=self.scratch))
         copy = repository / self.model
-        copy.mkdir()
-        for path in self.folder.iterdir():
-            (copy / path.name).symlink_to(path.resolve())
+        link_model(self.folder, copy)
         if config is not None:
-            (copy / "config.pbtxt").unlink()
             (copy / "config.pbtxt").write_text(text_format.MessageToString(config))
         with contextlib.ExitStack() as stack:
             with on_cores(self.cores):

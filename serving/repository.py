@@ -24,7 +24,6 @@ from compressor.errors import UserError
 from compressor.models.hub import TOKENIZER_FILES
 from export.runtimes.runtime import Runtime
 from export.runtimes.runtime_registry import runtime_of
-from serving.backend_files import backend_names
 from serving.backends.door import VERSION_FILE
 from serving.layout.knobs import DEFAULT_KNOBS, INTERFACES, Knobs
 from serving.layout.model_config import text_config, token_config
@@ -190,29 +189,6 @@ def config_in(read: Callable[[], bytes], where: str) -> ModelConfig:
         return text_format.Parse(read().decode(), ModelConfig())
     except (OSError, UnicodeDecodeError, text_format.ParseError) as error:
         raise UserError("E724", f"not a model config ({error})", "Deploy the model again", where) from error
-
-
-OWN_CODE = "EXECUTION_ENV_PATH"
-"""Parameter with which a model brings its own Python environment, which the server would unpack and start."""
-
-
-def refuse_code(folder: Path, names: Sequence[str]) -> None:
-    """Raise UserError E724 where a model of the repository `folder` would run its own code on the embedded server, E727 for
-    version folders that it would leave out.
-
-    Triton's backend `python` executes model.py from the repository, and completes a config without a backend from the files
-    there; the backends of this project read only model files.
-    """
-    ours = backend_names()
-    for name in names:
-        config, fix = read_config(folder / name), "Deploy the model again; the embedded server runs no code of a repository"
-        if config.backend not in ours:
-            what = f"the backend is '{config.backend}', not one of {', '.join(ours)}"
-            raise UserError("E724", what, fix, str(folder / name / CONFIG_FILE))
-        if OWN_CODE in config.parameters:
-            what = f"the parameter {OWN_CODE} loads a Python environment"
-            raise UserError("E724", what, fix, str(folder / name / CONFIG_FILE))
-        version_folders(folder / name)
 
 
 def version_folders(model_folder: Path) -> list[Path]:

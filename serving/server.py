@@ -21,7 +21,8 @@ from serving.bundle import Bundle, find_bundle, stage_backends
 from serving.child_status import status_of
 from serving.guard.guard_process import GuardProcess
 from serving.guard.model_control import SECRET_HEADER
-from serving.repository import model_names, read_config, refuse_code
+from serving.repository import model_names, read_config
+from serving.repository_safety import refuse_unsafe
 from serving.server_log import open_log
 from serving.shared_memory import MAX_BODY
 from serving.triton_process import STOP_SECONDS, PortTaken, TritonProcess
@@ -31,6 +32,9 @@ SERVICES = ("http", "grpc", "metrics")
 ATTEMPTS = 5
 BACKLOG = 1024
 DRAIN_SECONDS = 2
+MODELS, BACKENDS = "served-models", "backends"
+"""Triton's folders, in the stage that it is started in. It is told these names and not their paths: it writes them unquoted
+into a shell command, and the names of the temporary folder and of the repository may hold anything."""
 
 CLOSED = ("model-repository", "shared-memory", "trace", "logging")
 """Triton's names of the protocols that are closed: load, unload or list models, attach memory, change traces and log."""
@@ -94,9 +98,9 @@ class EmbeddedServer:
     def start(self) -> EmbeddedServer:
         """Start and wait until every model is ready; on failure nothing is left behind.
 
-        Raises UserError E701 to E704 (environment), E705 (port), E706 (repository), E724 (a model contains its own
-        code), E739 (too little shared memory), E707 (a model does not load), E708 (not ready in time), E709 (the server died),
-        E742 (the guard did not start), E710 (its log, or its record for clients, cannot be written).
+        Raises UserError E701 to E704 (environment), E705 (port), E706 (repository), E724 (a model brings code, or names files
+        outside), E727 (its versions), E739 (too little shared memory), E707 (a model does not load), E708 (not ready in time),
+        E709 (the server died), E742 (the guard did not start), E710 (its log, or its record for clients, cannot be written).
         """
         bundle, models = find_bundle(), models_to_load(self.repository, self.models, required=self.token is None)
         shared_memory.remove_left_overs()
@@ -106,7 +110,7 @@ class EmbeddedServer:
             self.stage = Path(tempfile.mkdtemp(prefix=shared_memory.PREFIX))
             self._stage_lock = lock_folder(self.stage)
             self._claim = shared_memory.claim(self.stage)
-            stage_backends(bundle, self.stage / "backends")
+            stage_backends(bundle, self.stage / BACKENDS)
             self._link(models)
             with open_log(self.log_path) as log:
                 log.truncate(0)
@@ -142,15 +146,14 @@ class EmbeddedServer:
         self.ports["grpc"] = free_port(self._requested_ports["grpc"])
 
     def _link(self, models: Sequence[str]) -> None:
-        """Create links to the models to load, and no others: without model control Triton loads a whole repository."""
-        self._linked.mkdir()
-        self._loaded = sorted(models)
+        """Link the repository, or without model control, where Triton loads a whole one, the models to load and no others."""
+        linked, self._loaded = self.stage / MODELS, sorted(models)
+        if self.token:
+            linked.symlink_to(self.repository.resolve(), target_is_directory=True)
+            return
+        linked.mkdir()
         for name in models:
-            (self._linked / name).symlink_to((self.repository / name).resolve(), target_is_directory=True)
-
-    @property
-    def _linked(self) -> Path:
-        return self.stage / "models"
+            (linked / name).symlink_to((self.repository / name).resolve(), target_is_directory=True)
 
     def _start_guard(self) -> None:
         control = self.token and {"token": self.token, "secret": self._secret, "repository": str(self.repository.resolve())}
@@ -174,24 +177,25 @@ class EmbeddedServer:
                 self._end_triton()
 
     def _start_triton(self, bundle: Bundle) -> None:
-        shown = {str(self._linked): str(self.repository)}
+        shown = {f"{MODELS}/": f"{self.repository}/"}
         self.triton = TritonProcess(bundle, self.stage, self._options(), self.log_path, shown)
         self.triton.wait_until_ready(self.ready_timeout)
         self.guard.tell("up")
 
     def _options(self) -> list[str]:
         closed = f"{','.join(CLOSED[1:] if self.token else CLOSED)}:{CLOSED_HEADER}={secrets.token_hex()}"
-        control = ["--model-control-mode=none", f"--model-repository={self._linked}"]
+        control = ["--model-control-mode=none"]
         if self.token:
-            control = ["--model-control-mode=explicit", f"--model-repository={self.repository.resolve()}"]
+            control = ["--model-control-mode=explicit"]
             control += [f"--load-model={name}" for name in self._models_now()]
             control += [f"--http-restricted-api=model-repository:{SECRET_HEADER}={self._secret}"]
         return [
             *control,
+            f"--model-repository={MODELS}",
             # else a version that loads, or did not load, makes the server not ready, although it serves the others; at the
             # start it answers nothing before its models are loaded
             "--strict-readiness=false",
-            f"--backend-directory={self.stage / 'backends'}",
+            f"--backend-directory={BACKENDS}",
             f"--backend-config=python,shm-region-prefix-name={self.stage.name}-",
             f"--http-restricted-api={closed}",
             f"--grpc-restricted-protocol={','.join(CLOSED)}:{CLOSED_HEADER}={secrets.token_hex()}",
@@ -216,7 +220,7 @@ class EmbeddedServer:
                 self._loaded = sorted(set(self.triton.stubs.values()))
             there = model_names(self.repository)
             self._loaded = [name for name in self._loaded if name in there]
-            refuse_code(self.repository, self._loaded)
+            refuse_unsafe(self.repository, self._loaded)
         return self._loaded
 
     def follow_loads(self) -> None:
@@ -305,7 +309,7 @@ class EmbeddedServer:
 
 def models_to_load(repository: Path, names: Sequence[str] | None, *, required: bool = True) -> Sequence[str]:
     """The models to load: `names`, or all. Raises UserError E706 when the repository lacks them, or holds none where one is
-    `required`, E724 when a model contains code."""
+    `required`, E724 when a model brings code or names files outside."""
     available = model_names(repository)
     if not available and (required or names or not repository.is_dir()):
         fault = "holds no model" if repository.is_dir() else "does not exist"
@@ -313,7 +317,7 @@ def models_to_load(repository: Path, names: Sequence[str] | None, *, required: b
     if missing := [name for name in names or () if name not in available]:
         raise UserError("E706", f"no model '{missing[0]}'", f"Models: {', '.join(available)}", str(repository))
     chosen = available if names is None else names
-    refuse_code(repository, chosen)
+    refuse_unsafe(repository, chosen)
     return chosen
 
 

@@ -21,6 +21,7 @@ from serving.deployment.source import Options, Source
 from serving.deployment.target import ASIDE, Target, new_record
 from serving.deployment.triton_control import Control, Refused
 from serving.repository import model_names
+from serving.repository_safety import refuse_unsafe
 
 TIMES = 5
 """How often a recorded request is asked of a version that other clients ask too, before its answer counts as another."""
@@ -56,10 +57,13 @@ def deploy(repository: Path, target: Target, control: Control | None, options: O
 
     Without `control` the files are published only; a later deployment with one tries them first. Raises CheckError E758 for a
     version that failed; it is then taken back and what was served before goes on. Raises UserError E712, E720 (a model has the
-    name of a candidate), E754 to E757.
+    name of a candidate), E724 (a model that is not served here, or links out of the repository), E727, E754 to E757.
     """
     names = model_names(repository)
+    refuse_unsafe(repository, names)
     sources = [Source(name, repository / name) for name in names]
+    for source in sources:
+        source.refuse_links()
     answers = {source.name: read_answers(source.version) for source in sources}
     if control is not None:
         control.require_live()
@@ -68,6 +72,8 @@ def deploy(repository: Path, target: Target, control: Control | None, options: O
             require_free_names(names, target)
         _recover(names, target, control, options)
         plans = [_planned(source, target, control) for source in sources]
+        for plan in plans:
+            _keep_before(plan, target)
         undo = [plan for plan in plans if plan.on_trial and not plan.fresh]
         loaded = {plan.model for plan in undo if control.ready(plan.model, plan.version)}
         with _undone(undo, loaded, target, control, options):
@@ -142,10 +148,15 @@ def _planned(source: Source, target: Target, control: Control | None) -> Publish
     return Published(source.name, latest, max(versions[:-1], default=None) if is_tried else latest, fresh=False)
 
 
+def _keep_before(plan: Published, target: Target) -> None:
+    """Keep what a new version replaces beside the one before, which returns if the new one fails. Raises UserError E757."""
+    if plan.fresh and plan.before is not None:
+        target.keep_beside(plan.model, plan.before)
+        target.require_return(plan.model, plan.before)
+
+
 def _write(source: Source, plan: Published, target: Target, options: Options) -> None:
     """Write the version folder; what stands beside the versions is not replaced yet."""
-    if plan.before is not None:
-        target.keep_beside(plan.model, plan.before)
     target.put(source.version, plan.model, plan.version, source.beside, new_record(options.run, source.sha256))
 
 

@@ -12,6 +12,7 @@ from compressor.digests import sha256_of
 from compressor.errors import UserError
 from serving.deployment.target import CONFIG, Target, is_beside, version_files
 from serving.repository import config_bytes, read_config, version_folders
+from serving.repository_safety import leads_out
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,22 @@ class Source:
             raise UserError("E756", what, fix, str(self.folder))
         return newest
 
+    def refuse_links(self) -> None:
+        """Raises UserError E724 for a link out of the repository among the files to publish: its target would be published."""
+        names = [f"{self.version.name}/{name}" for name in version_files(self.version)]
+        for name in (*names, *self._paths_beside()):
+            if leads_out(name, self.folder, self.folder):
+                what, fix = "a link out of the repository, whose target would be published", "Put the file itself in its place"
+                raise UserError("E724", what, fix, str(self.folder / name))
+
+    def _paths_beside(self) -> dict[str, Path]:
+        files = {path.relative_to(self.folder).as_posix(): path for path in self.folder.rglob("*") if path.is_file()}
+        return {name: path for name, path in files.items() if is_beside(name)}
+
     @property
     def beside(self) -> dict[str, bytes]:
         """The config and the files that it names: path -> content."""
-        files = {path.relative_to(self.folder).as_posix(): path for path in self.folder.rglob("*") if path.is_file()}
-        return {name: path.read_bytes() for name, path in files.items() if is_beside(name)}
+        return {name: path.read_bytes() for name, path in self._paths_beside().items()}
 
     def beside_as(self, name: str) -> dict[str, bytes]:
         """The same for the model under another name."""

@@ -26,7 +26,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from compressor.errors import UserError
 from compressor.locking import open_lock
-from serving.layout.warmup import FOLDER as WARMUP
+from serving.repository_safety import named_files
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -146,20 +146,26 @@ class Target:
         if "sha256" not in newest and not self.files.exists(self.path(model, version, BESIDE)):
             return
         if lacking := self._lacking(model, version):
-            what = f"version {version} of '{model}' cannot come back as it was: {lacking} is missing, or cannot be read"
+            file = f"{BESIDE}/{lacking}"
+            what = f"version {version} of '{model}' cannot come back as it was: {file} is missing, or cannot be read"
             fix = "Put the file back; or delete that version's folder, and deploy the run that you want"
             raise UserError("E757", what, fix, self.path(model, version))
 
     def _lacking(self, model: str, version: int) -> str:
-        """What BESIDE of a version lacks of its config and the files that this names; '' where it is whole."""
-        place, found = self.path(model, version, BESIDE, CONFIG), f"{BESIDE}/{CONFIG}"
+        """What BESIDE of a version lacks of its config and the files that this names; '' where it is whole. A config of another
+        program may be of a Triton that is not known here: its bytes alone count."""
         try:
-            content = self.files.cat_file(place)
+            content = self.files.cat_file(self.path(model, version, BESIDE, CONFIG))
+        except FileNotFoundError:
+            return CONFIG
+        if "sha256" not in self.record(model, version):
+            return ""
+        try:
             config = text_format.Parse(content, ModelConfig())
-        except (FileNotFoundError, UnicodeDecodeError, text_format.ParseError):
-            return found
-        missing = (name for name in _named_in(config) if not self.files.exists(self.path(model, version, BESIDE, name)))
-        return next((f"{BESIDE}/{name}" for name in missing), "" if content else found)
+        except (UnicodeDecodeError, text_format.ParseError):
+            return CONFIG
+        missing = (name for name in named_files(config) if not self.files.exists(self.path(model, version, BESIDE, name)))
+        return next(missing, "" if content else CONFIG)
 
     def restore(self, model: str, version: int) -> None:
         """Put back what stood beside the versions when this one was published. Raises UserError E757 where that is not whole,
@@ -176,9 +182,17 @@ class Target:
             return
         home = f"{self.path(model)}/"
         names = (path.partition(home)[2] for path in self.files.find(home))
-        # the config last: with it, all is kept
+        # the config last, and at once: with it, all is kept
         for name in sorted(filter(is_beside, names), key=CONFIG.__eq__):
-            self._write(self.path(model, version, BESIDE, name), self.files.cat_file(home + name))
+            self._replace(self.path(model, version, BESIDE, name), self.files.cat_file(home + name))
+
+    def require_return(self, model: str, version: int) -> None:
+        """Raises UserError E757 where the newest version could not come back once another is published, for what stands beside
+        it, which `keep_beside` has kept, is not whole."""
+        if lacking := self._lacking(model, version):
+            what = f"version {version} of '{model}' could not come back if the new one failed: no {lacking} that can be read"
+            fix = "Put that file into the model's folder; or move that version's folder away"
+            raise UserError("E757", what, fix, self.path(model))
 
     def put(self, source: Path, model: str, version: int, beside: dict[str, bytes], record: dict[str, Any]) -> None:
         """Copy the version folder `source` to `version` of `model`, whole or not at all where the storage can rename.
@@ -302,13 +316,6 @@ class Target:
                 _remove_empty(path.parent)
         for path in root.rglob(f".*{NEW}"):
             path.unlink(missing_ok=True)
-
-
-def _named_in(config: ModelConfig) -> list[str]:
-    """The files that a config names, by their paths in the model's folder."""
-    labels = [output.label_filename for output in config.output if output.label_filename]
-    inputs = [value.input_data_file for sample in config.model_warmup for value in sample.inputs.values()]
-    return [*labels, *(f"{WARMUP}/{name}" for name in inputs if name)]
 
 
 def is_beside(name: str) -> bool:

@@ -27,14 +27,17 @@ END_SECONDS = 5
 """How long it may take to end, once requests are not answered any more, before it is killed."""
 
 
+def require_packages() -> None:
+    """Raises UserError E701 where the extra is not installed, without which a front ends again and again."""
+    if missing := [package for package in PACKAGES if importlib.util.find_spec(package) is None]:
+        raise UserError("E701", f"the HTTP front needs {missing[0]}", install("front"))
+
+
 class FrontProcess:
     """One front on `port`, in front of the gRPC endpoint `triton` (host:port); its output goes to `log`. At its end requests
-    in flight are answered for `drain` seconds."""
+    in flight are answered for `drain` seconds. Its packages must be there: `require_packages`."""
 
     def __init__(self, triton: str, port: int, keys: Path | None, log: Path, drain: float = DRAIN_SECONDS):
-        """Raises UserError E701 where the extra is not installed."""
-        if missing := [package for package in PACKAGES if importlib.util.find_spec(package) is None]:
-            raise UserError("E701", f"the HTTP front needs {missing[0]}", install("front"))
         self.triton, self.port, self.keys, self.log = triton, port, keys, log
         self.drain = drain
         self.ended: list[float] = []

@@ -42,15 +42,15 @@ class Control:
             raise Refused(403, "E741", "model control needs the header 'Authorization: Bearer TOKEN' with this server's token")
         if match["verb"] == "load":
             refuse_contents(body)
-            await asyncio.get_running_loop().run_in_executor(None, self._refuse_code, match["model"])
+            await asyncio.get_running_loop().run_in_executor(None, self._refuse_unsafe, match["model"])
             body = b""  # not what was read otherwise here than it would be there, such as two keys of one name
         return [f"{SECRET_HEADER}: {self.secret}"], body
 
-    def _refuse_code(self, model: str) -> None:
-        from serving.repository import refuse_code  # imported here: only this request needs protobuf
+    def _refuse_unsafe(self, model: str) -> None:
+        from serving.repository_safety import refuse_unsafe  # imported here: only this request needs protobuf
 
         try:
-            refuse_code(self.repository, [model])
+            refuse_unsafe(self.repository, [model])
         except UserError as error:
             raise Refused(400, error.code, str(error).removeprefix(f"{error.code} ")) from None
 

@@ -178,6 +178,33 @@ def test_the_newest_version_of_a_repository_goes_to_another(make_run, tmp_path):
         deploy(tmp_path / "staging", second, None, Options("staging"))
 
 
+@pytest.mark.parametrize("name", ["1/libtriton_onnxruntime.so", "triton_python_backend_stub"])
+def test_what_is_not_served_is_not_deployed(make_run, tmp_path, name):
+    """Nor is it when it comes later: a server of this repository would run it."""
+    run, target = make_run(0), Target.at(str(tmp_path / "target"))
+    (run / NAME / name).touch()
+    with pytest.raises(UserError, match=rf"E724 .*{NAME}/{name}: Triton would load or run this file"):
+        deploy(run, target, None, Options("first"))
+    assert target.models() == []
+
+
+@pytest.mark.parametrize("name", ["labels.txt", "notes.txt", "1/model.onnx", "1/tokenizer/vocab.txt"])
+def test_a_link_publishes_nothing_from_outside(make_run, tmp_path, name):
+    run, target = make_run(0), Target.at(str(tmp_path / "target"))
+    (tmp_path / "secret.txt").write_text("secret\n")
+    link = run / NAME / name
+    link.unlink(missing_ok=True)
+    link.symlink_to(tmp_path / "secret.txt")
+    with pytest.raises(UserError, match=rf"E724 .*{NAME}/.*(link out of|leads out of) the repository"):
+        deploy(run, target, None, Options("first"))
+    assert target.models() == []
+    link.unlink()
+    (run / NAME / "kept").write_text("its own\n")
+    link.symlink_to(run / NAME / "kept")
+    assert deploy(run, target, None, Options("first"))[0].fresh
+    assert (tmp_path / "target" / NAME / name).read_text() == "its own\n"
+
+
 def test_old_versions_are_removed(make_run, target):
     for seed in range(4):
         deploy(make_run(seed), target, None, Options(str(seed), keep=2))

@@ -401,6 +401,15 @@ def test_a_file_of_keys_that_is_missing_is_told_in_a_line_and_before_anything_is
         serve(tmp_path, 1.0, 1, False, None, http_front=8080, keys=tmp_path / "none")
 
 
+def test_a_missing_package_of_the_front_is_told_before_anything_is_served(tmp_path, monkeypatch):
+    from compressor.errors import UserError
+    from pipelines.cli.work.serve_work import serve
+
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    with pytest.raises(UserError, match=r"E701 the HTTP front needs fastapi. Run: pip install 'compress-pipeline\[front\]'"):
+        serve(tmp_path / "none", 1.0, 1, False, None, http_front=8080)
+
+
 @pytest.fixture
 def stopped(tmp_path, monkeypatch):
     """`compress serve` with a front, from its first signal on: the server's tasks, and what happens while the front ends."""

@@ -197,7 +197,7 @@ def test_what_is_not_http_is_refused_at_once_and_as_everything_else(tmp_path, ca
 def test_only_an_authorized_load_waits_for_quiet_and_holds_up_others(tmp_path, authorized):
     async def check(triton, connect, proxy):
         proxy.control = Control(TOKEN, "secret", tmp_path)
-        proxy.control._refuse_code = lambda model: None
+        proxy.control._refuse_unsafe = lambda model: None
         method, token = (b"POST", TOKEN.encode()) if authorized else (b"GET", b"another")
         for path in (b"index", b"models/x/load"):
             reader, writer = await connect()

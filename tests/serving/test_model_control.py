@@ -25,8 +25,8 @@ MINE = {"Authorization": f"Bearer {TOKEN}"}
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory, classifier, triton):
-    """A server with model control, of a repository of its own."""
-    folder = tmp_path_factory.mktemp("opened")
+    """A server with model control, of a repository of its own, in a folder whose name a shell would take apart."""
+    folder = tmp_path_factory.mktemp("opened") / "my models;"
     write_repository(folder / "repository", "bare", classifier, knobs=Knobs(max_batch_size=0))
     with QuickServer(folder / "repository", log_path=folder / "log", token=TOKEN) as server:
         yield server
@@ -141,8 +141,12 @@ def test_of_two_keys_none_reaches_triton(opened):
 def test_a_model_with_code_is_not_loaded(opened):
     (opened.repository / "evil" / "1").mkdir(parents=True)
     (opened.repository / "evil" / "config.pbtxt").write_text('name: "evil" backend: "python"')
-    status, answer = send(opened, "repository/models/evil/load", {})
-    assert status == 400 and "E724" in answer
+    shutil.copytree(opened.repository / "bare" / "1", opened.repository / "native" / "1")
+    (opened.repository / "native" / "config.pbtxt").write_text('name: "native" backend: "onnxruntime"')
+    (opened.repository / "native" / "1" / "libtriton_onnxruntime.so").touch()
+    for model in ("evil", "native"):
+        status, answer = send(opened, f"repository/models/{model}/load", {})
+        assert status == 400 and "E724" in answer
     assert send(opened, "repository/models/none/load", {})[0] == 400
 
 

@@ -12,6 +12,7 @@ from triton_parts import FACTS, KNOBS, NAME, WORDS, Traffic, write_classifier
 from compressor.errors import UserError
 from serving.answer_bounds import IN_BATCHES, IN_HALF, TOLERANCE, least_concordance, tolerance_alone, tolerance_in_batches
 from serving.backends.door import VERSION_FILE
+from serving.deployment import publish
 from serving.deployment.answers import Answer, differences, tensor, write_answers
 from serving.deployment.publish import Options, deploy, roll_back, status
 from serving.deployment.target import Target
@@ -151,6 +152,56 @@ def test_a_version_of_another_program_comes_back_with_its_own_config(make_run, t
     roll_back([NAME], target, None, Options(""))
     assert target.versions(NAME) == [1]
     assert [target.files.cat_file(target.path(NAME, place)) for place in places] == before
+
+
+UNREADABLE = [b'name: "reviews"\nof_a_later_triton { count: 1 }\n', b'# caf\xe9\nname: "reviews"\n', b""]
+"""Configs that Triton may read, and this program does not, whole; or that say nothing."""
+
+
+@pytest.fixture
+def theirs(tmp_path):
+    """A repository with version 1 of a model that another program published, of these files beside it."""
+
+    def write(**beside):
+        folder = tmp_path / "target" / NAME
+        (folder / "1").mkdir(parents=True)
+        (folder / "1" / "model.onnx").touch()
+        for name, content in beside.items():
+            (folder / name.replace("_", ".")).write_bytes(content)
+        return Target.at(str(folder.parent)), folder
+
+    return write
+
+
+@pytest.mark.parametrize("config", UNREADABLE)
+def test_a_config_of_another_program_comes_back_where_a_deployment_fails(make_run, theirs, monkeypatch, config):
+    """Only the bytes count: nobody here needs to read them."""
+    (target, folder), run, options = theirs(config_pbtxt=config), make_run(0), Options("run")
+
+    def state():
+        return target.versions(NAME), (folder / "config.pbtxt").read_bytes()
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="it fails"):
+        patch.setattr(publish, "_told", fail)
+        deploy(run, target, None, options)
+    assert state() == ([1], config)
+    deploy(run, target, None, options)
+    assert state() == ([1, 2], (run / NAME / "config.pbtxt").read_bytes())
+    roll_back([NAME], target, None, options)
+    assert state() == ([1], config)
+
+
+def fail(*_, **__):
+    raise RuntimeError("it fails")
+
+
+def test_a_version_that_could_not_come_back_is_told_before_it_is_replaced(make_run, theirs):
+    """Triton completes the config of an ONNX file itself: one of this program would stay beside it."""
+    target, folder = theirs()
+    told = "E757 .*version 1 of 'reviews' could not come back if the new one failed: no config.pbtxt "
+    with pytest.raises(UserError, match=told):
+        deploy(make_run(0), target, None, Options("run"))
+    assert [path.name for path in folder.rglob("*")] == ["1", "model.onnx"]
 
 
 def test_of_two_versions_of_another_program_the_first_comes_back(make_run, tmp_path):

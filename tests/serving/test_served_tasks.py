@@ -270,6 +270,20 @@ def test_the_command_that_compress_serve_shows_has_what_the_model_takes(tmp_path
     assert request_of("m", "h:1", Served(tmp_path, Path())) == command
 
 
+@pytest.mark.parametrize("facts", [None, {"task": "classification"}, {"task": "choices"}])
+@pytest.mark.parametrize("config", ["", "model_transaction_policy { decoupled: true }"])
+def test_no_name_takes_the_shown_command_apart(tmp_path, facts, config):
+    """The user copies it into a shell."""
+    name = "a$(touch x)\ntry 'b'"
+    (tmp_path / name / "1").mkdir(parents=True)
+    (tmp_path / name / "config.pbtxt").write_text(config)
+    if facts is not None:
+        limits = {"max_length": 8, "positions": 8, "vocabulary": 9, "pad_id": 0, "labels": ()}
+        (tmp_path / name / "1" / "serving.json").write_text(VersionFacts(**facts, **limits).to_json())
+    words = shlex.split(request_of(name, "h:1", Served(tmp_path, Path())))
+    assert (f"h:1/v2/models/{name}/generate_stream" if config else name) in words
+
+
 def test_a_wrong_task_is_refused_by_name(client, server):
     with pytest.raises(UserError, match=r"E715 .*no task 'news' in this version; it has reviews, topics, stars"):
         client.infer(f"many{TEXT_SUFFIX}", texts(("good film", "news")))

@@ -13,11 +13,13 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from triton_parts import processes_of
+from triton_parts import QuickServer, processes_of
 
 from compressor.errors import UserError
 from serving import running, server
-from serving.repository import write_repository
+from serving.layout.knobs import Knobs
+from serving.repository import read_config, write_repository
+from serving.repository_safety import refuse_unsafe
 from serving.server import EmbeddedServer
 from serving.triton_process import TritonProcess, diagnose
 
@@ -210,6 +212,14 @@ def test_a_repository_without_the_models_is_refused(repository, tmp_path):
         ),
         ('backend: "onnxruntime"', "", "the backend is '', not one of"),
         ("", 'parameters {{key: "EXECUTION_ENV_PATH" value {{string_value: "{code}"}}}}', "EXECUTION_ENV_PATH loads a Python"),
+        ("", 'parameters {{key: "TRITON_BATCH_STRATEGY_PATH" value {{string_value: "{code}/x"}}}}', "PATH loads a library"),
+        ("", 'runtime: "libx.so"', "runtime loads a library"),
+        ("", 'model_operations {{ op_library_filename: "{code}/x" }}', "model_operations loads a library"),
+        ("", 'model_repository_agents {{ agents {{ name: "x" }} }}', "model_repository_agents loads a library"),
+        ("", 'instance_group {{ name: "a$(touch ran)" }}', r"an instance group is 'a\$\(touch ran\)', and Triton .* shell"),
+        ("", 'default_model_filename: "a;touch ran"', "default_model_filename is 'a;touch ran', and Triton .* shell"),
+        ('name: "reviews"', 'name: "a b"', "the model's name is 'a b', and Triton .* shell"),
+        ('name: "reviews"', 'name: "a\\ntouch ran"', r"the model's name is 'a\\ntouch ran', and Triton .* shell"),
     ],
 )
 def test_a_repository_that_brings_code_is_not_served(tmp_path, classifier, launched, old, new, words):
@@ -218,9 +228,92 @@ def test_a_repository_that_brings_code_is_not_served(tmp_path, classifier, launc
     (model / "1" / "model.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     config = model / "config.pbtxt"
     config.write_text(config.read_text().replace(old, new.format(code=model), 1))
-    with pytest.raises(UserError, match=rf"E724 .*reviews/config\.pbtxt: .*{words}"):
+    model.rename(model.with_name(read_config(model).name))
+    with pytest.raises(UserError, match=rf"E724 .*/config\.pbtxt: .*{words}"):
         EmbeddedServer(tmp_path / "repository", log_path=tmp_path / "log").start()
     assert not launched and not (tmp_path / "ran").exists()
+
+
+@pytest.mark.usefixtures("triton")
+@pytest.mark.parametrize(
+    "name",
+    [
+        "libtriton_onnxruntime.so",
+        "1/libtriton_onnxruntime.so",
+        "1/libtriton_python.so.1",
+        "1/batchstrategy.so",
+        "triton_python_backend_stub",
+    ],
+)
+def test_a_library_or_program_in_a_repository_is_not_loaded(tmp_path, classifier, launched, name):
+    """Triton takes these before its own, whatever the config says."""
+    model = write_repository(tmp_path / "repository", "reviews", classifier)
+    (model / name).touch()
+    with pytest.raises(UserError, match=rf"E724 .*reviews/{name}: Triton would load or run this file"):
+        EmbeddedServer(tmp_path / "repository", log_path=tmp_path / "log").start()
+    assert not launched
+
+
+@pytest.mark.usefixtures("triton")
+@pytest.mark.parametrize(
+    ("config", "file"),
+    [
+        ('output {{ label_filename: "../../secret.txt" }}', r"\.\./\.\./secret\.txt"),
+        ('output {{ label_filename: "link.txt" }}', r"link\.txt"),
+        ('output {{ label_filename: "labels.txt\\000/x" }}', r"labels\.txt\\x00/x"),
+        ('default_model_filename: "../../../secret.txt"', r"\.\./\.\./\.\./secret\.txt"),
+        ('default_model_filename: "{secret}"', ".*/secret.txt"),
+        ('cc_model_filenames {{ key: "8.0" value: "../../secret.txt" }}', r"\.\./\.\./secret\.txt"),
+        (
+            'model_warmup {{ inputs {{ key: "x" value {{ input_data_file: "../../../secret.txt" }} }} }}',
+            r"warmup/\.\./\.\./\.\./secret\.txt",
+        ),
+    ],
+)
+def test_a_config_names_no_file_outside_the_repository(tmp_path, classifier, launched, config, file):
+    """Triton would answer with lines of such a file as labels."""
+    model = write_repository(tmp_path / "repository", "reviews", classifier)
+    secret = tmp_path / "secret.txt"
+    secret.touch()
+    (model / "link.txt").symlink_to(secret)
+    with (model / "config.pbtxt").open("a") as written:
+        written.write(config.format(secret=secret))
+    with pytest.raises(UserError, match=rf"E724 .*reviews/config\.pbtxt: it names '{file}', which leads out of the repository"):
+        EmbeddedServer(tmp_path / "repository", log_path=tmp_path / "log").start()
+    assert not launched
+
+
+def test_what_others_may_write_into_a_repository(tmp_path, classifier):
+    """Such as names that a shell takes as they are, subfolders, links to blobs of the hub, and the user's own links to a model
+    and a version elsewhere."""
+    repository, blob, name = tmp_path / "snapshots" / "0123", tmp_path / "blobs" / "4567", "_a+b=c:d@e%f,g.h-1"
+    model = write_repository(repository, "reviews", classifier).rename(repository / name)
+    for file in (blob, model / "labels.txt", model / "1" / "sub" / "model.something", model / "warmup" / "sample"):
+        file.parent.mkdir(exist_ok=True)
+        file.touch()
+    (model / "blob.txt").symlink_to(blob)
+    (model / "same.txt").symlink_to("labels.txt")
+    labels = " ".join(f'output {{ label_filename: "{file}" }}' for file in ("labels.txt", "blob.txt", "same.txt"))
+    (model / "config.pbtxt").write_text(
+        f'name: "{name}" backend: "onnxruntime" runtime: "model.py" default_model_filename: "sub/model.something" {labels}'
+        'model_warmup { inputs { key: "x" value { input_data_file: "sample" } } }'
+    )
+    refuse_unsafe(repository, [name])
+    model.rename(tmp_path / name).joinpath("1").rename(tmp_path / "first")
+    model.symlink_to(tmp_path / name)
+    (model / "1").symlink_to(tmp_path / "first")
+    refuse_unsafe(repository, [name])
+
+
+@pytest.mark.usefixtures("triton")
+def test_folders_with_spaces(tmp_path, classifier, monkeypatch):
+    """Triton writes paths into a shell command as they are."""
+    (tmp_path / "a b;c").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "a b;c"))
+    repository = tmp_path / "my models"
+    write_repository(repository, "bare", classifier, knobs=Knobs(instances=1, max_batch_size=0))
+    with QuickServer(repository, log_path=tmp_path / "log", ready_timeout=20) as embedded:
+        assert answers(embedded, "bare")
 
 
 def test_a_missing_extra_names_the_extra(repository, tmp_path, monkeypatch):

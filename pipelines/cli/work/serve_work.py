@@ -17,7 +17,7 @@ from pipelines.cli.shown import note
 from pipelines.runs.served import Served, repository_in_use
 from serving.clients.by_choice import KIND as CHOICES
 from serving.front.__main__ import keys_in
-from serving.front.front_process import END_SECONDS, FrontProcess
+from serving.front.front_process import END_SECONDS, FrontProcess, require_packages
 from serving.guard.model_control import read_token
 from serving.layout.version_file import read_version
 from serving.repository import model_names, read_config, version_folders
@@ -40,7 +40,9 @@ def serve(
         raise UserError("E740", "--model-control and --token-file are given together", "Give both, or neither")
     if keys is not None and http_front is None:
         raise UserError("E765", "--keys are those of the HTTP front", "Give --http-front PORT, too")
-    keys_in(keys)  # a front that cannot read them would end again and again
+    if http_front is not None:  # a front without its packages, or that cannot read its keys, would end again and again
+        require_packages()
+        keys_in(keys)
     token = read_token(token_file) if token_file else None
     options = {"max_body": max_body << 20, "token": token, "exit_seconds": drain, **ports}
     adopt_orphans()
@@ -98,20 +100,20 @@ def _show(server: EmbeddedServer, served: Served) -> None:
 
 def request_of(name: str, url: str, served: Served) -> str:
     """A command that asks a served model: `compress predict`, or curl for one that generates, for its answers come in parts."""
-    home = served.repository / name
+    home, named = served.repository / name, shlex.quote(name)
     if read_config(home).model_transaction_policy.decoupled:
         body = json.dumps({"TEXT": "a text", "MAX_TOKENS": 40})
-        return f"curl -N {url}/v2/models/{name}/generate_stream -d '{body}'"
+        return f"curl -N {shlex.quote(f'{url}/v2/models/{name}/generate_stream')} -d '{body}'"
     try:
         facts = read_version(version_folders(home)[-1])
     except UserError:  # a repository that another program wrote may have no facts
-        return f'compress predict {url} {name} "a text"'
+        return f'compress predict {url} {named} "a text"'
     if facts.task == CHOICES:
         row = json.dumps({"text": "a text", "choices": ["a choice", "another"]})
-        return f"echo '{row}' | compress predict {url} {name} --format jsonl"
+        return f"echo '{row}' | compress predict {url} {named} --format jsonl"
     pair = ' --pair "a second text"' if facts.pair else ""
     task = f" --task {shlex.quote(facts.tasks[0]['name'])}" if facts.tasks else ""
-    return f'compress predict {url} {name} "a text"{pair}{task}'
+    return f'compress predict {url} {named} "a text"{pair}{task}'
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Settings side by side: each is a model of one embedded server, whose files are links to those of the model that is tuned.
+"""Settings side by side: each is a model of one embedded server, with links to the versions of the model that is tuned.
 
 Idle models cost memory only, so that rounds of different settings can be interleaved without a restart.
 """
@@ -6,6 +6,7 @@ Idle models cost memory only, so that rounds of different settings can be interl
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,6 +16,7 @@ from pathlib import Path
 from compressor.errors import UserError
 from compressor.processor import free_memory
 from serving.client import Client
+from serving.layout.warmup import FOLDER as WARMUP
 from serving.loadtest.answer_check import check_answers
 from serving.loadtest.arrivals import Load
 from serving.loadtest.fleet import Fleet
@@ -23,7 +25,8 @@ from serving.loadtest.request_pools import Endpoint
 from serving.loadtest.traffic import Outputs
 from serving.loadtest.tune.setting_grid import Setting, as_text, configured, runtime_of_model
 from serving.loadtest.tune.trials import Probe, Trial
-from serving.repository import read_config, version_folders
+from serving.repository import CONFIG_FILE, read_config, version_folders
+from serving.repository_safety import refuse_unsafe
 from serving.server import EmbeddedServer
 
 INSTANCE_BYTES = 250e6
@@ -82,11 +85,8 @@ class Bench:
             yield targets
 
     def _write(self, folder: Path, setting: Setting) -> None:
-        folder.mkdir(parents=True)
-        for path in self.source.resolve().iterdir():
-            if path.name != "config.pbtxt":
-                (folder / path.name).symlink_to(path, target_is_directory=path.is_dir())
-        (folder / "config.pbtxt").write_text(self.config_with(setting, folder.name), encoding="utf-8")
+        link_model(self.source, folder)
+        (folder / CONFIG_FILE).write_text(self.config_with(setting, folder.name), encoding="utf-8")
 
     def config_with(self, setting: Setting, name: str | None = None) -> str:
         """The content of the model's config.pbtxt with a setting."""
@@ -113,6 +113,20 @@ class Bench:
         served = version_folders(self.source)[-1]
         weights = sum(path.stat().st_size for path in served.rglob("*") if path.is_file())
         return setting.instances * (INSTANCE_BYTES + WEIGHT_COPIES * weights)
+
+
+def link_model(source: Path, folder: Path) -> None:
+    """Create a model's folder with links to the versions of the model `source`, and copies of what stands beside them: links to
+    that would not be served. Raises UserError E724, E727 where `source` is not served itself."""
+    refuse_unsafe(source.parent, [source.name])
+    folder.mkdir(parents=True)
+    for path in source.iterdir():
+        if path.is_file():
+            shutil.copyfile(path, folder / path.name)
+        elif path.name == WARMUP:
+            shutil.copytree(path, folder / path.name)
+        else:
+            (folder / path.name).symlink_to(path.resolve(), target_is_directory=True)
 
 
 def grouped(trials: Sequence[Trial], each: float, available: float) -> list[list[Trial]]:

@@ -262,6 +262,18 @@ def test_a_folder_that_cannot_be_written_is_told_before_anything_is_measured(tmp
     assert not (tmp_path / "other").exists(), "nothing is left where there is nothing to tune"
 
 
+def test_what_is_not_served_is_not_tuned(tmp_path, classifier):
+    """A setting's model has copies of the files beside the versions: of what a link leads to, too."""
+    folder = write_repository(tmp_path / "models", "m", classifier, facts=FACTS, knobs=KNOBS)
+    bench.link_model(folder, tmp_path / "good")
+    assert (tmp_path / "good" / "labels.txt").read_text() == (folder / "labels.txt").read_text()
+    (folder / "labels.txt").rename(tmp_path / "secret.txt")
+    (folder / "labels.txt").symlink_to(tmp_path / "secret.txt")
+    with pytest.raises(UserError, match=r"E724 .*names 'labels\.txt', which leads out of the repository"):
+        bench.link_model(folder, tmp_path / "evil")
+    assert not (tmp_path / "evil").exists()
+
+
 def test_a_limit_that_no_setting_keeps_is_told(monkeypatch):
     made = SimpleNamespace(
         config=ModelConfig(name="reviews"), runtime=RUNTIMES["onnxruntime"], evaluate=simulated(capacity=lambda setting: 300)
@@ -269,6 +281,16 @@ def test_a_limit_that_no_setting_keeps_is_told(monkeypatch):
     monkeypatch.setattr(tuned, "Bench", lambda *_, **__: made)
     with pytest.raises(CheckError, match=r"E753 reviews: no setting keeps a p99 latency of 0.01 ms; the nearest is 1 x 1"):
         tune(None, None, None, 0.01, cores=1)
+
+
+def test_names_of_models_and_files_become_no_markup():
+    chosen = {"instances": 1, "threads": 1, "max_queue_delay_us": 100, "max_batch_tokens": 64}
+    setting = {**chosen, "answers_a_second": 5.0, "spread": 0.1, "clients": 1, "p99_ms": 3.0}
+    arrivals = [{"rate": 1.0, "p99_ms": 1.0, "in_time": 1.0}]
+    evidence = {"settings": [setting], "chosen": setting, "grid": 1, "arrivals": arrivals, "p99_ms": 10.0, "cores": 2}
+    text = to_markdown({**evidence, "model": "<img src=x>", "rows": "3 texts of [a](b).txt"})
+    assert text.startswith("# Settings of &lt;img src=x> for") and r"settings with 3 texts of \[a\](b).txt" in text
+    assert "deploy: {instances: 1, threads: 1, max_queue_delay_us: 100, max_batch_tokens: 64}" in text, "keys to be copied"
 
 
 def test_a_real_server_is_tuned(tmp_path, classifier, tokenizer_folder, triton, monkeypatch):
