@@ -70,8 +70,8 @@ class TextPredictor:
 
 
 def of_a_text(refusal: Refusal, batch: Sequence[Text], first: int) -> UserError:
-    """E717 with the text, for a refusal or a failure because of one of a batch (Triton names none of one, which need not be at
-    fault where it fails); else the refusal itself."""
+    """E717 with the text, for a refusal or a failure because of one of a batch; else the refusal itself. A refusal of one text
+    names no row; a failure that names none need not be because of it."""
     named = ROW.fullmatch(refusal.reason)
     if named is None and (not refusal.wrong or len(batch) > 1):
         return refusal

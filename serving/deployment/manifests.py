@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from tritonclient.grpc.model_config_pb2 import ModelInstanceGroup
+from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 from compressor.errors import UserError
 from export.runtimes.onnxruntime import NO_KERNELS_BY_SHAPE, RUNTIME
@@ -54,9 +54,17 @@ def lasting_models(repository: Target) -> list[str]:
 
 def needs_gpu(repository: Target, models: Sequence[str]) -> bool:
     """Whether any of the models is to be placed on a GPU. Raises UserError E724."""
-    paths = [repository.path(name, CONFIG) for name in models]
-    configs = (config_in(partial(repository.files.cat_file, path), path) for path in paths)
+    configs = [_config(repository, name) for name in models]
     return any(group.kind == ModelInstanceGroup.KIND_GPU for config in configs for group in config.instance_group)
+
+
+def _config(repository: Target, model: str) -> ModelConfig:
+    """The config of a model, which may be another program's. Raises UserError E724."""
+    path = repository.path(model, CONFIG)
+    try:
+        return config_in(partial(repository.files.cat_file, path), path)
+    except UserError as error:
+        raise UserError(error.code, error.what, "Correct it, or move that model out of the repository", path) from error
 
 
 def packages(*, gpu: bool = False) -> str:

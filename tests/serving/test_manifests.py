@@ -164,6 +164,27 @@ def test_a_service_of_what_another_run_has_in_half_precision_is_refused(deployed
     assert Target.at(to).models() == ["topics", "topics-text"], "before anything is deployed"
 
 
+@pytest.mark.parametrize("kind", ["kserve", "compose"])
+@pytest.mark.parametrize(
+    ("place", "content", "told"),
+    [
+        ("config.pbtxt", "of_a_later_triton: 1", "E724 .*not a model config.* Correct it, or move that model out"),
+        ("1/published.json", "{", "E757 .*the record of a version is damaged"),
+    ],
+)
+def test_what_is_damaged_of_another_model_is_told_before_anything_is_deployed(deployed, tmp_path, kind, place, content, told):
+    """The file starts that model, too."""
+    url, folder = f"memory://damaged-{kind}-{place[0]}/models", tmp_path / "served"
+    to = url if kind == "kserve" else folder
+    files, root = (target := Target.at(str(to))).files, target.root
+    files.makedirs(f"{root}/other/1")
+    files.pipe({f"{root}/other/config.pbtxt": b"", f"{root}/other/{place}": content.encode()})
+    for rollback in ([], ["--rollback"]):
+        with pytest.raises(UserError, match=told):
+            deployed(to, f"--{kind}", tmp_path / "file.yaml", *rollback)
+    assert target.models() == ["other"] and not (tmp_path / "file.yaml").exists()
+
+
 def test_what_kserves_own_runtime_cannot_compute_is_refused(tmp_path, tokenizer_folder):
     """It opens such a file and fails at every request; a container of compose installs a runtime that does not."""
     facts = replace(FACTS, precision="fp16", runtime="onnxruntime")

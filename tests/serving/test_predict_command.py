@@ -127,6 +127,7 @@ def test_what_cannot_be_sent_has_a_code(server, tmp_path, monkeypatch, arguments
     [
         ("row 1: not UTF-8", True, "E717 text 34, 'b': not UTF-8. Correct it"),
         ("onnx runtime error: row 1: not finite", False, "E717 text 34, 'b': not finite. Leave it out; see the server's log"),
+        ("onnx runtime error: row 0: not finite", False, "E717 text 33, 'a': not finite. Leave it out"),
         ("onnx runtime error: out of memory", False, "E715 .*onnx runtime error: out of memory"),
     ],
 )

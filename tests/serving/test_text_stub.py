@@ -304,7 +304,7 @@ def test_a_row_whose_numbers_are_not_finite_has_an_error_for_an_answer(
     assert good.error is None and all(np.isfinite(array).all() for array in good.tensors.values() if array.dtype.kind == "f")
     told = [(response.error.code, str(response.error)) for response in (bad, both)]
     what = "the model's outputs are not finite"
-    assert told == [("INTERNAL", f"onnx runtime error: {row}{what}") for row in ("", "row 1: ")]
+    assert told == [("INTERNAL", f"onnx runtime error: {row}{what}") for row in ("row 0: ", "row 1: ")]
 
 
 def test_no_request_outlives_its_response(modules, served):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
@@ -82,8 +82,8 @@ def run(
         if kserve is not None and not rollback:
             check_precisions(Target.at(str(served.repository)), names)
         target = Target.at(to, create=not rollback)
-        if kserve is not None and not rollback:  # the others there, which are served with them
-            check_precisions(target, sorted(set(lasting_models(target)) - set(names)))
+        if kserve is not None or compose is not None:
+            _check_others(target, names, kserve)
         done = roll_back(names, target, control, options) if rollback else deploy(served.repository, target, control, options)
     if control is None and not rollback:
         say(f"no --url: a server that polls {to} loads it; others load it by /v2/repository/models/NAME/load")
@@ -91,6 +91,14 @@ def run(
         click.echo(json.dumps([published.to_json() for published in done], indent=1))
     if kserve is not None or compose is not None:
         _write_files(target, to, kserve, compose, say)
+
+
+def _check_others(target: Target, names: Sequence[str], kserve: Path | None) -> None:
+    """Raise what `_write_files` would raise afterwards of the models there that are not the run's `names`: they start, too."""
+    others = sorted(set(lasting_models(target)) - set(names))
+    if kserve is not None:
+        check_precisions(target, others)
+    needs_gpu(target, others)
 
 
 def _write_files(target: Target, to: str, kserve: Path | None, compose: Path | None, say: Callable[[str], None]) -> None:

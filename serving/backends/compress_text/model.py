@@ -48,7 +48,7 @@ class TritonPythonModel:
         owners = [(index, number) for index, request_rows in read.items() for number in range(len(request_rows))]
         for place, error in self.model.tokenize(rows).items():
             index, number = owners[place]
-            responses.setdefault(index, self.refusal(error, number, len(read[index])))
+            responses.setdefault(index, error_response(self.named(error, number, len(read[index])), "tokenizer"))
         good = [place for place, (index, _) in enumerate(owners) if index not in responses]
         answers = dict.fromkeys(read)
         for place, answer in zip(good, self.model.answers([rows[place] for place in good]), strict=True):
@@ -80,15 +80,12 @@ class TritonPythonModel:
         """The error with its row, where the request has several."""
         return type(error)(f"row {number}: {error}") if count > 1 else error
 
-    def refusal(self, error, number, count, title="tokenizer"):
-        """The response to a request of `count` rows with an error in one of them."""
-        return error_response(self.named(error, number, count), title)
-
     def response(self, answers):
         """The response from the answers to the rows of a request, one of which may be an error."""
         for number, answer in enumerate(answers):
             if isinstance(answer, NotFinite):
-                return self.refusal(answer, number, len(answers), self.engine.title)
+                # with its row also where it is alone: a failure without one need not be because of a row
+                return error_response(NotFinite(f"row {number}: {answer}"), self.engine.title)
             if isinstance(answer, Exception):  # of all rows that were computed together
                 return error_response(answer, self.engine.title)
         return response_of({name: np.concatenate([answer[name] for answer in answers]) for name in answers[0]})
