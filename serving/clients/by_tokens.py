@@ -56,6 +56,7 @@ class TokenPredictor:
             encodings = self.encoder.encode(batch, first + start)
             logits = self.client.infer(self.model, self.encoder.features(encodings), self.version)[LOGITS].astype(np.float64)
             for row, text, encoding in zip(logits, batch, encodings, strict=True):
+                check_finite(row, encoding, first + len(predictions), text)
                 predictions.append(self.kind.prediction(self.labels, row, text, encoding))
         return predictions
 
@@ -99,6 +100,15 @@ class TextEncoder:
                     f"the text {text!r:.60} holds '{self.tokenizer.id_to_token(self.end)}', the token that the task head reads"
                 )
                 raise UserError("E717", what, "Remove that token from the text")
+
+
+def check_finite(logits: np.ndarray, encoding: Encoding, number: int, text: Text) -> None:
+    """Raise UserError E717 where the logits of text `number` (from 0), (values) or (tokens, values), are not finite: the
+    likeliest label of these would be any one. Those of padding are not read."""
+    read = logits if logits.ndim == 1 else logits[np.array(encoding.attention_mask, dtype=bool)]
+    if not np.isfinite(read).all():
+        what = f"text {number + 1}, {text!r:.60}: the model's outputs are not finite"
+        raise UserError("E717", what, "Leave it out; the weights or the file of this version may be damaged")
 
 
 def load_tokenizer(folder: Path, facts: VersionFacts) -> Tokenizer:

@@ -128,6 +128,20 @@ def test_predict_names_the_label_and_every_score(server, session, tokenizer_fold
     assert len({answer.label for answer in predictions}) > 1
 
 
+def test_logits_that_are_not_finite_are_no_prediction(server, version_folder, monkeypatch):
+    """Of the third text."""
+    infer = Client.infer
+
+    def broken(client, *arguments):
+        outputs = {name: array.copy() for name, array in infer(client, *arguments).items()}
+        outputs["logits"][-1, 0] = np.nan
+        return outputs
+
+    monkeypatch.setattr(Client, "infer", broken)
+    with pytest.raises(UserError, match=rf"E717 text 3, '{TEXTS[0]}': the model's outputs are not finite. Leave it out"):
+        predict(server.url, "reviews", [*TEXTS[:2], TEXTS[0]], version_folder)
+
+
 def test_predict_takes_pairs_many_texts_and_none(server, version_folder, tmp_path):
     pairs = of_pairs(version_folder, tmp_path / "1")
     (pair,) = predict(server.url, "reviews", [("the plot", "was dull")], pairs)
