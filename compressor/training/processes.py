@@ -18,6 +18,10 @@ PATIENCE = timedelta(days=7)
 noticed at once all the same, because its connections close."""
 
 
+LAUNCHERS = ("LOCAL_RANK", "WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+"""Variables of torchrun and MPI by which accelerate, which Trainer uses, connects processes and sets the number of threads."""
+
+
 def launched() -> int:
     """Number of processes that torchrun started, 1 without it."""
     return int(os.environ["WORLD_SIZE"]) if {"WORLD_SIZE", "RANK", "MASTER_ADDR"} <= os.environ.keys() else 1
@@ -110,10 +114,22 @@ def announced() -> bool:
 
 
 @contextlib.contextmanager
-def divided_cores() -> Iterator[None]:
-    """Context in which the processes divide torch's threads among themselves, instead of each using all cores."""
-    if launched() == 1:
+def _alone() -> Iterator[None]:
+    """Context of one process in which accelerate finds no variables of a launcher: they are those of a job around it."""
+    hidden = {name: os.environ.pop(name) for name in LAUNCHERS if name in os.environ}
+    try:
         yield
+    finally:
+        os.environ |= hidden
+
+
+@contextlib.contextmanager
+def divided_cores() -> Iterator[None]:
+    """Context in which the processes divide torch's threads among themselves, instead of each using all cores; one process
+    keeps all of them."""
+    if launched() == 1:
+        with _alone():
+            yield
         return
     import torch
 

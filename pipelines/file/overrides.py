@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from pipelines.engine.stage import load_stage
 from pipelines.file.faults import models_in, nearest
 from pipelines.file.pipeline_file import PipelineFile
 from pipelines.file.task_keys import names_path
-from pipelines.file.yaml_source import KeyPath, YamlSource, dotted, parse
+from pipelines.file.yaml_source import SET, KeyPath, YamlSource, dotted, parse
 
 TRAININGS = "trainings."
 """Start of a key that every stage which trains takes: a preset's unless the stage has its own value, that of --set always."""
@@ -86,9 +86,10 @@ def stage_paths(source: YamlSource) -> dict[str, KeyPath]:
     }
 
 
-def override(source: YamlSource, text: str) -> None:
-    """Apply one `--set KEY=VALUE`. Unknown keys inside a config are left to validation. Raises UserError E109."""
-    mark = f"--set {text}"
+def override(source: YamlSource, text: str, giver: str = SET) -> None:
+    """Apply one KEY=VALUE of --set, or of a sweep (a word of GIVERS). Unknown keys inside a config are left to validation.
+    Raises UserError E109."""
+    mark = f"{giver} {text}"
     key, equals, value_text = text.partition("=")
     names = split_key(key)
     if not equals or not names:
@@ -151,10 +152,11 @@ def _holds_keys(annotation: Any) -> bool:
 
 
 def preset_wholes(source: YamlSource, presets: Sequence[Preset]) -> None:
-    """Set top-level keys: a later preset's replace those of an earlier one, `stages` and `task` as a whole."""
+    """Set top-level keys: a later preset's replace those of an earlier one, `stages` and `task` as a whole;
+    null drops a key."""
     for mark, keys in presets:
         for key in filter(PipelineFile.model_fields.get, keys):
-            source.put((key,), deepcopy(keys[key]), mark)  # a copy: each trial is edited
+            _put(source, [(key,)], keys[key], mark)
 
 
 def preset_keys(source: YamlSource, presets: Sequence[Preset]) -> None:
@@ -177,12 +179,17 @@ def preset_keys(source: YamlSource, presets: Sequence[Preset]) -> None:
                 _fill(source, key.removeprefix(TRAININGS), value, mark, nulls)
 
 
-def _fill(source: YamlSource, key: str, value: Any, mark: str, nulls: Set[KeyPath]) -> None:
-    """Give a key to each stage that trains and lacks it, but for the paths in `nulls`, which keep the default."""
+def _fill(source: YamlSource, key: str, value: Any, mark: str, nulls: set[KeyPath]) -> None:
+    """Give a key to each stage that trains and lacks it, but for the paths in `nulls`, which keep the default; null adds to
+    these."""
     for place, name, config in raw_stages(source):
         path = ("stages", place, name, key)
         lacks = config is None or (isinstance(config, dict) and key not in config)
-        if _trains(name) and lacks and path not in nulls:
+        if not _trains(name) or not lacks or path in nulls:
+            continue
+        if value is None:
+            nulls.add(path)
+        else:
             source.put(path, value, mark)
 
 

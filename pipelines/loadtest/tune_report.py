@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipelines.reporting.format import percent, significant
+from pipelines.reporting.format import markdown, percent, significant
 from serving.loadtest.tune.tuned import within_limit
 
 Record = dict[str, Any]
@@ -63,7 +63,8 @@ def as_keys(chosen: Record) -> str:
 
 
 def to_markdown(evidence: Record) -> str:
-    """The evidence as a page."""
+    """The evidence as a page, on which no name of a model or file becomes markup."""
+    evidence = evidence | {name: markdown(evidence[name]) for name in ("model", "rows")}
     title = f"# Settings of {evidence['model']} for a p99 latency of {evidence['p99_ms']:g} ms on {evidence['cores']} cores"
     rows = [COLUMNS, ["---"] + ["--:"] * (len(COLUMNS) - 1), *setting_rows(evidence)]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipelines.reporting.figures import COMPRESSED, DENSE, Figure, layout, whisker
@@ -11,20 +10,21 @@ from pipelines.sweeps.sweep_summary import Setting, Spread, SweepResult
 
 
 def figures_of(result: SweepResult) -> list[Figure]:
-    """One Pareto plot for every cost in which settings differ, and for every main metric of the last stage and every task
-    that is compared."""
+    """One Pareto plot for every cost in which settings differ, for every main metric of the last stage, every task that is
+    compared, and every value of a key that changes the cost and not the model whose quality it is."""
     last = [spread for spread in _of_the_last_stage(result) if spread.metric == result.mains.get(spread.setting)]
-    columns = dict.fromkeys(_column(result, spread) for spread in last)
     figures: list[Figure] = []
-    for (cost, costs), column in itertools.product(result.costs.items(), columns):
-        quality = {spread.setting: spread for spread in last if _column(result, spread) == column}
-        known = {setting: value for setting, value in costs.items() if setting in quality}
-        if len(set(known.values())) > 1:
-            _, *task = column
-            title = f"Quality against {cost}{': ' if task else ''}{', '.join(task)}"
-            figures.append(
-                _figure(f"pareto-{len(figures) + 1}", title, cost, known, quality, not result.falling.isdisjoint(quality))
-            )
+    for cost, costs in result.costs.items():
+        apart = (*result.tasks, *(place for place in result.same_model if _changes(costs, place)))
+        columns: dict[tuple[str, ...], dict[Setting, Spread]] = {}
+        for spread in last:
+            columns.setdefault(_column(spread, apart), {})[spread.setting] = spread
+        for (_, *values), quality in columns.items():
+            known = {setting: value for setting, value in costs.items() if setting in quality}
+            if len(set(known.values())) > 1:
+                title = f"Quality against {cost}{': ' if values else ''}{', '.join(values)}"
+                falls = not result.falling.isdisjoint(quality)
+                figures.append(_figure(f"pareto-{len(figures) + 1}", title, cost, known, quality, falls))
     return figures
 
 
@@ -32,9 +32,17 @@ def _of_the_last_stage(result: SweepResult) -> list[Spread]:
     return [spread for spread in result.spreads if spread.mean is not None and spread.stage == result.spreads[-1].stage]
 
 
-def _column(result: SweepResult, spread: Spread) -> tuple[str, ...]:
-    """What the qualities of one plot have in common: their metric, and what decides the task."""
-    return spread.metric, *(spread.setting[place] for place in result.tasks)
+def _column(spread: Spread, apart: Sequence[int]) -> tuple[str, ...]:
+    """What the qualities of one plot have in common: their metric, and the values of the keys at the places `apart`."""
+    return spread.metric, *(spread.setting[place] for place in apart)
+
+
+def _changes(costs: Mapping[Setting, float], place: int) -> bool:
+    """Whether a cost differs between settings that differ in the key at a place alone."""
+    found: dict[tuple[Setting, Setting], set[float]] = {}
+    for setting, value in costs.items():
+        found.setdefault((setting[:place], setting[place + 1 :]), set()).add(value)
+    return any(len(values) > 1 for values in found.values())
 
 
 def front(costs: Mapping[Setting, float], quality: Mapping[Setting, float]) -> list[Setting]:
@@ -60,8 +68,10 @@ def _figure(
     ]
     axes = {"xaxis": {"title": {"text": cost}}, "yaxis": {"title": {"text": f"{metric} after {stage}"}}}
     good = "low" if falls else "high"
+    repeated = any(quality[setting].std is not None for setting in costs)
+    whiskers = " (whiskers: standard deviation over the runs)" if repeated else ""
     caption = (
-        f"Mean {metric} after {stage} (whiskers: standard deviation over the runs) against {cost}: left and {good} is good. "
+        f"Mean {metric} after {stage}{whiskers} against {cost}: left and {good} is good. "
         "The line joins the settings that no other one beats in both."
     )
     return Figure(name, title, caption, data, layout(400, **axes) | {"showlegend": True}, wide=True)
@@ -70,7 +80,7 @@ def _figure(
 def _trace(
     name: str, settings: list[Setting], costs: Mapping[Setting, float], quality: Mapping[Setting, Spread], look: dict[str, Any]
 ) -> dict[str, Any]:
-    spreads = [quality[setting].std or 0.0 for setting in settings]
+    spreads = [quality[setting].std for setting in settings]
     return {
         "type": "scatter",
         "name": name,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -55,17 +55,17 @@ class SearchSummary:
         """The best trial; None if all failed."""
         return next((trial for trial in self.ranked[:1] if trial.score is not None), None)
 
-    def told(self, mark: str = "", *, here: bool = False) -> list[str]:
-        """What came out, and how the best trial is run alone (`here`, or anywhere), a line each; commands and files between two
-        `mark`."""
+    def told(self, code: Callable[[str], str] = str, *, here: bool = False) -> list[str]:
+        """What came out, and how the best trial is run alone (`here`, or anywhere), a line each; `code` formats commands and
+        files."""
         best, count = self.best, len(self.trials)
         if best is None:
             return [f"None of {count} trials has a result."]
         runs = f", mean of {len(best.runs)} runs" if len(best.runs) > 1 else ""
-        lock = f"{mark}{self.run}/pipeline.lock.yaml{mark}"
+        lock = code(f"{self.run}/pipeline.lock.yaml")
         return [
             f"Best of {count} trials: number {best.number}, {self.metric} {best.score:.4f}{runs}.",
-            f"Run it alone: {mark}{self.here if here else self.command}{mark}"
+            f"Run it alone: {code(self.here if here else self.command)}"
             if self.command
             else f"No command runs it alone, because of {self.beyond}: its pipeline is in {lock}.",
         ]

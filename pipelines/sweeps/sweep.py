@@ -7,6 +7,7 @@ are named by their content and locked while they are made. The same command resu
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -62,7 +63,7 @@ def sweep(
     # those of a search are made when its trials are chosen
     stages, jobs = make.common.stages, [make(trials[0])] if plan.search else make.jobs(trials)
     with _held(folder), _earlier_kept(folder, say):
-        board = TrialBoard(plan.count, say, console)
+        board = TrialBoard(plan.count, say, console, functools.partial(out_of_reach, plan))
         search = SearchTrials(plan, pipeline, folder, make, board.note) if plan.search else None
         ended = _run(search.jobs() if search else jobs, engine, board, search)
         trials = search.trials if search else trials
@@ -150,9 +151,9 @@ def _run(jobs: Jobs, engine: Engine, board: TrialBoard, search: SearchTrials | N
                     if search is not None:
                         search.hear(event.trial, event.outcome)
     except Stopped as stop:
-        board.close(
-            f"Stopped by {stop}: {len(outcomes)} of {board.total} trials are finished and kept. The same command continues."
-        )
+        kept = f"{board.counts['done']} of {board.total} trials are finished and kept"
+        others = "".join(f"; {board.counts[word]} {word}" for word in ("out of reach", "failed") if board.counts[word])
+        board.close(f"Stopped by {stop}: {kept}{others}. The same command continues.")
         stop.reported = True
         raise
     return outcomes

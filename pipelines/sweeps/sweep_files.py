@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from pipelines.engine.store import replace_files
+from pipelines.reporting.format import markdown
 from pipelines.sweeps.pareto import figures_of
 from pipelines.sweeps.search_ranges import Range
 from pipelines.sweeps.search_summary import SearchSummary, search_figure
@@ -16,7 +18,7 @@ from pipelines.sweeps.search_trials import recorded
 from pipelines.sweeps.sweep_summary import COMPARED, Spread, SweepResult
 from pipelines.sweeps.sweep_trials import SweepPlan, SweepTrial
 from pipelines.sweeps.table_file import shown_value
-from pipelines.sweeps.trial_run import SCORE
+from pipelines.sweeps.trial_run import SCORE, check_line
 
 FILES = ("sweep.json", "sweep.md", "sweep.html")
 
@@ -54,6 +56,7 @@ def _record(result: SweepResult, facts: Facts, plan: SweepPlan, trials: Sequence
         for word, found in (("failed", result.failed), ("unreached", result.unreached))
         if found
     }
+    axes = [axis for axis in plan.axes if axis not in result.repetitions]
     return {
         **facts,
         "over": recorded(plan.axes),
@@ -68,10 +71,17 @@ def _record(result: SweepResult, facts: Facts, plan: SweepPlan, trials: Sequence
             for name, values in result.costs.items()
             for setting, value in values.items()
         ],
+        **({"same_model": [axes[place] for place in result.same_model]} if result.same_model else {}),
         "artifacts": dict(result.artifacts),
+        "trials_of_stages": dict(result.trials_of_stages),
         **({"search": _search_record(result.search)} if result.search else {}),
         **errors,
+        **({"failures": [_check_record(failure) for failure in result.failures]} if result.failures else {}),
     }
+
+
+def _check_record(failure: Facts) -> Facts:
+    return {name: failure[name] for name in ("trial", "stage", "code", "what")}
 
 
 def _search_record(search: SearchSummary) -> Facts:
@@ -104,10 +114,9 @@ def _tables(result: SweepResult, trials: Sequence[SweepTrial]) -> list[tuple[str
             for setting, value in values.items()
         ]
         tables.append(("Costs, mean over the runs.", (("cost", title, "mean"), rows, 2)))
-    shared = [(entry, str(count)) for entry, count in result.artifacts.items()]
-    tables.append(
-        (f"Different results of each stage, of {len(trials)} trials: the rest is shared.", (("stage", "results"), shared, 1))
-    )
+    made = [(entry, str(result.trials_of_stages[entry]), str(count)) for entry, count in result.artifacts.items()]
+    note = "How many trials without an error have a result of each stage, and how many different results these are."
+    tables.append((note, (("stage", "trials", "results"), made, 1)))
     tables.append(
         ("What each trial sets.", (("trial", "sets"), [(trial.name, " ".join(_settings(trial))) for trial in trials], 2))
     )
@@ -116,7 +125,7 @@ def _tables(result: SweepResult, trials: Sequence[SweepTrial]) -> list[tuple[str
 
 def _crossed(result: SweepResult) -> TableParts | None:
     """Rows and columns as in the paper, where two things are compared and trials have tasks of their own."""
-    cells = {spread.setting: spread for spread in result.spreads if spread.metric == SCORE and spread.mean is not None}
+    cells = {spread.setting: spread for spread in result.spreads if spread.metric == SCORE}
     if len(result.titles) != 2 or not cells:
         return None
     rows, columns = (list(dict.fromkeys(setting[place] for setting in cells)) for place in (0, 1))
@@ -125,7 +134,10 @@ def _crossed(result: SweepResult) -> TableParts | None:
 
 
 def _cell(spread: Spread | None) -> str:
-    return "" if spread is None else f"{spread.mean:.4f} ± {spread.std:.4f} ({spread.runs})"
+    if spread is None or spread.mean is None:
+        return ""
+    deviation = "" if spread.std is None else f" ± {spread.std:.4f}"
+    return f"{spread.mean:.4f}{deviation} ({spread.runs})"
 
 
 def _settings(trial: SweepTrial) -> list[str]:
@@ -145,19 +157,28 @@ def _note(result: SweepResult) -> str:
     return (
         "Paired differences over the same seeds or subsets: *shown* where Student's 95 % interval of the mean difference "
         f"does not contain 0. Each interval stands alone: of {count} {comparisons} between equal settings, about "
-        f"{0.05 * count:.1f} would be shown by chance."
+        f"{0.05 * count:.10g} would be shown by chance."
     )
 
 
-def _errors(result: SweepResult) -> list[str]:
+def _lines(result: SweepResult) -> list[str]:
+    """What is told above the tables: errors, failed checks, and what is not compared."""
     failed = [f"FAILED {error.code} {name}: {error.what}." for name, error in result.failed.items()]
-    return [*failed, *(f"{name}: {error.what}." for name, error in result.unreached.items())]
+    unreached = [f"{name}: {error.what}." for name, error in result.unreached.items()]
+    return [*failed, *unreached, *map(check_line, result.failures), *result.notes]
 
 
 def _markdown(result: SweepResult, headline: str, trials: Sequence[SweepTrial]) -> str:
     tables = [f"{note}\n\n{_markdown_table(*grid)}" for note, grid in _tables(result, trials)]
-    best = result.search.told(mark="`") if result.search else []
-    return "\n\n".join((f"# {headline}", *best, *_errors(result), *tables))
+    best = result.search.told(_code) if result.search else []
+    return "\n\n".join((f"# {markdown(headline)}", *best, *map(markdown, _lines(result)), *tables))
+
+
+def _code(text: str) -> str:
+    """Any text as Markdown's code: between more backticks than there are together in it."""
+    runs = re.findall("`+", text)
+    fence = "`" * (1 + max(map(len, runs), default=0))
+    return f"{fence} {text} {fence}" if runs else f"{fence}{text}{fence}"
 
 
 def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> str:
@@ -166,8 +187,8 @@ def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], words:
 
 
 def _markdown_cell(text: str) -> str:
-    """Any text in a cell: a line ends at <br>, and a backslash before | would end the cell."""
-    return "<br>".join(text.replace("\\", r"\\").replace("|", r"\|").splitlines())
+    """Any text in a cell, of which nothing becomes markup; a line ends at <br>."""
+    return "<br>".join(map(markdown, text.splitlines()))
 
 
 def _page(result: SweepResult, headline: str, trials: Sequence[SweepTrial]) -> str:
@@ -182,7 +203,7 @@ def _page(result: SweepResult, headline: str, trials: Sequence[SweepTrial]) -> s
         .get_template("sweep_page.html.j2")
         .render(
             headline=headline,
-            lines=[*(result.search.told() if result.search else []), *_errors(result)],
+            lines=[*(result.search.told() if result.search else []), *_lines(result)],
             tables=[
                 {"note": note.replace("*", ""), "header": header, "rows": rows, "words": words}
                 for note, (header, rows, words) in _tables(result, trials)

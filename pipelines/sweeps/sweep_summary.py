@@ -14,7 +14,7 @@ from pipelines.sweeps.search_summary import SearchSummary
 from pipelines.sweeps.significance import PairedDifference, paired_difference
 from pipelines.sweeps.sweep_trials import SweepPlan, SweepTrial, deciding_key, short_keys
 from pipelines.sweeps.table_file import shown_value
-from pipelines.sweeps.trial_run import TrialOutcome
+from pipelines.sweeps.trial_run import SCORE, TrialOutcome
 
 OUT_OF_REACH = "E520"
 """A target that no cut reaches: a result of a sweep over targets, not a failure."""
@@ -26,9 +26,9 @@ Setting = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Spread:
-    """One metric of one stage over the runs of a setting. `std` is the sample's standard deviation (n - 1), 0 for a single run;
-    `values` are in the order of the seeds, subsets or named runs, None for a run without the metric (it failed, or its target
-    is out of reach); the rest is None without any."""
+    """One metric of one stage over the runs of a setting. `std` is the sample's standard deviation (n - 1), None of a single
+    run; `values` are in the order of the seeds, subsets or named runs, None for a run without the metric (it failed, or its
+    target is out of reach); the rest is None without any."""
 
     stage: str
     metric: str
@@ -73,7 +73,7 @@ class SweepResult:
     """A finished sweep: its folder with sweep.json, sweep.md, sweep.html and a run folder for each trial; and the summary.
 
     `failed` are the errors that ended trials, by trial; `unreached` those of targets out of reach; `failures` the checks that
-    failed and ended no run, as `RunResult.failures`, each with its trial in `stage`.
+    failed and ended no run, as `TrialOutcome.failures`.
     """
 
     folder: Path
@@ -88,6 +88,8 @@ class SweepResult:
     failures: tuple[dict[str, Any], ...] = ()
     artifacts: Mapping[str, int] = field(default_factory=dict)
     """Stage id -> how many different results the trials have: what they share counts once."""
+    trials_of_stages: Mapping[str, int] = field(default_factory=dict)
+    """Stage id -> how many trials have a result of it: of those that did not fail, and have the stage."""
     mains: Mapping[Setting, str] = field(default_factory=dict)
     """Setting -> the main metric of its task."""
     falling: frozenset[Setting] = frozenset()
@@ -99,6 +101,9 @@ class SweepResult:
     """The places in a setting of what decides the task: the columns of a table, whose qualities are not compared."""
     repetitions: tuple[str, ...] = ()
     """The keys whose values repeat each setting, as seeds do, and are no part of it."""
+    same_model: tuple[int, ...] = ()
+    """The places in a setting of keys whose values all give the same model, as those of `export`: its quality is not compared
+    between them."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -107,6 +112,13 @@ class SweepResult:
     @property
     def rows(self) -> list[tuple[str, ...]]:
         return [spread.cells() for spread in self.spreads]
+
+    @property
+    def notes(self) -> list[str]:
+        """What is said of keys that are not compared, a line each."""
+        keys = ", ".join(self.titles[place] for place in self.same_model)
+        what = "its quality, which is not that of exported files, is not compared between them"
+        return [f"Values of {keys} give the same model: {what}."] if keys else []
 
 
 def summarize(
@@ -118,14 +130,16 @@ def summarize(
     tasks = tuple(place for place, axis in enumerate(axes) if deciding_key(plan.grid, axis))
     groups = _groups(trials, axes)
     titles = short_keys(list(plan.axes))
+    has = _metrics(groups, outcomes, tasks)
     spreads = [
         _spread(stage, metric, setting, [outcomes[trial.name].quality.get(stage, {}).get(metric) for trial in group])
         for stage, metric in _measured(outcomes.values(), stages)
         for setting, group in groups.items()
-        if _has(metric, [outcomes[trial.name].quality.get(stage, {}) for trial in group])
+        if (stage, metric) in has[setting]
     ]
     last = [spread for spread in spreads if spread.stage == stages[-1]]
-    compared = {place: plan.axes[axis] for place, axis in enumerate(axes) if place not in tasks}
+    same_model = tuple(place for place in range(len(axes)) if place not in tasks and _gives_one_model(place, groups, outcomes))
+    compared = {place: plan.axes[axis] for place, axis in enumerate(axes) if place not in (*tasks, *same_model)}
     mains = _mains(groups, outcomes)
     if plan.grid.named:  # of a table the main metric of each trial's task alone
         last = [spread for spread in last if spread.metric == mains.get(spread.setting)]
@@ -140,11 +154,12 @@ def summarize(
         {name: error for name, error in errors.items() if not out_of_reach(plan, error)},
         {name: error for name, error in errors.items() if out_of_reach(plan, error)},
         tuple(failure for trial in trials for failure in outcomes[trial.name].failures),
-        _artifacts(outcomes.values()),
+        *_artifacts(outcomes.values()),
         mains,
         frozenset(setting for setting, group in groups.items() if any(outcomes[trial.name].falls for trial in group)),
         tasks=tasks,
         repetitions=repetitions,
+        same_model=same_model,
     )
 
 
@@ -185,16 +200,49 @@ def _measured(outcomes: Sequence[TrialOutcome], stages: Sequence[str]) -> list[t
     return sorted(dict.fromkeys(found), key=lambda pair: stages.index(pair[0]))
 
 
-def _has(metric: str, qualities: Sequence[Mapping[str, float]]) -> bool:
-    """Whether a setting has a metric, or failed wholly: other tasks have other metrics."""
-    return any(metric in quality for quality in qualities) or not any(qualities)
+Metrics = set[tuple[str, str]]
+"""Pairs of a stage and a metric."""
+
+
+def _metrics(
+    groups: Mapping[Setting, Sequence[SweepTrial]], outcomes: Mapping[str, TrialOutcome], tasks: Sequence[int]
+) -> dict[Setting, Metrics]:
+    """The metrics of every setting; one of which all trials failed has those which the others of its task have."""
+    qualities = {setting: [outcomes[trial.name].quality for trial in group] for setting, group in groups.items()}
+    found = {
+        setting: {(stage, metric) for quality in runs for stage, metrics in quality.items() for metric in metrics}
+        for setting, runs in qualities.items()
+    }
+    return {setting: metrics or _expected(setting, found, tasks) for setting, metrics in found.items()}
+
+
+def _expected(setting: Setting, found: Mapping[Setting, Metrics], tasks: Sequence[int]) -> Metrics:
+    """The metrics that all other settings of a setting's task have, or, where these failed, those of any task."""
+    known = {other: metrics for other, metrics in found.items() if metrics}
+    alike = [metrics for other, metrics in known.items() if all(other[place] == setting[place] for place in tasks)]
+    if alike:
+        return set.intersection(*alike)
+    others = set.intersection(*known.values()) if known else set()
+    # in a table each task has a score, and the other metrics are those of other tasks
+    return {(stage, metric) for stage, metric in others if metric == SCORE} or others
+
+
+def _gives_one_model(place: int, groups: Mapping[Setting, Sequence[SweepTrial]], outcomes: Mapping[str, TrialOutcome]) -> bool:
+    """Whether all values of a key give the same model in each run, all other keys equal."""
+    models: dict[Any, list[str]] = {}
+    for setting, group in groups.items():
+        for number, trial in enumerate(group):
+            if model := outcomes[trial.name].model:
+                models.setdefault((setting[:place], setting[place + 1 :], number), []).append(model)
+    several = [of_run for of_run in models.values() if len(of_run) > 1]
+    return bool(several) and all(len(set(of_run)) == 1 for of_run in several)
 
 
 def _spread(stage: str, metric: str, setting: Setting, values: list[float | None]) -> Spread:
     known = [value for value in values if value is not None]
     if not known:
         return Spread(stage, metric, setting, 0, None, None, None, None, tuple(values))
-    std = statistics.stdev(known) if len(known) > 1 else 0.0
+    std = statistics.stdev(known) if len(known) > 1 else None
     return Spread(stage, metric, setting, len(known), statistics.fmean(known), std, min(known), max(known), tuple(values))
 
 
@@ -226,12 +274,13 @@ def _costs(
     return costs
 
 
-def _artifacts(outcomes: Sequence[TrialOutcome]) -> dict[str, int]:
-    results: dict[str, set[str]] = {}
+def _artifacts(outcomes: Sequence[TrialOutcome]) -> tuple[dict[str, int], dict[str, int]]:
+    """By stage: how many different results there are, and how many trials have one."""
+    results: dict[str, list[str]] = {}
     for outcome in outcomes:
         for entry, artifact, _ in outcome.stages:
-            results.setdefault(entry, set()).add(artifact)
-    return {entry: len(names) for entry, names in results.items()}
+            results.setdefault(entry, []).append(artifact)
+    return {entry: len(set(ids)) for entry, ids in results.items()}, {entry: len(ids) for entry, ids in results.items()}
 
 
 def _decimals(value: float | None) -> str:

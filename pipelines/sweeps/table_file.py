@@ -112,12 +112,14 @@ def _require_no_files(key: str, values: list[Any] | Range, source: YamlSource) -
 
 
 def _known(values: list[Any] | Range, names: Mapping[str, Any], source: YamlSource, path: KeyPath) -> list[str]:
-    """The rows or columns that a list at a path names. Raises UserError E120 for one that the table has not."""
+    """The rows or columns that a list at a path names. Raises UserError E120 for one that the table has not, E115 for one that
+    is named twice."""
     listed = [str(values)] if isinstance(values, Range) else values
     found = [cell_of(value, source.written.get((*path, place)), names) for place, value in enumerate(listed)]
-    if odd := next((cell for cell in found if cell not in names), None):
+    if (odd := next((cell for cell in found if cell not in names), None)) is not None:
         fix = nearest(odd, list(names), "Name its own")
         raise UserError("E120", f"the table has no '{odd:.60}' here", fix, source.where(path))
+    require_once(found, source.where(path))
     return found
 
 

@@ -14,9 +14,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from compressor.errors import CompressError
 from pipelines.reporting.format import human_seconds
 from pipelines.sweeps.trial_events import TrialEvent
-from pipelines.sweeps.trial_run import TrialOutcome
+from pipelines.sweeps.trial_run import TrialOutcome, check_line
 
 
 @dataclass
@@ -31,12 +32,20 @@ class _Row:
 class TrialBoard:
     """Shows events of `total` trials through `say`, or, with a console that is a terminal, as a table of the running ones.
 
-    `say` prints one permanent line. Trials that run in this process show their own progress: then there is no table.
+    `say` prints one permanent line. Trials that run in this process show their own progress: then there is no table. Errors
+    that are `out_of_reach` are results, and not failures.
     """
 
-    def __init__(self, total: int, say: Callable[[str], None], console: Console | None = None):
-        self.total, self.console = total, console
+    def __init__(
+        self,
+        total: int,
+        say: Callable[[str], None],
+        console: Console | None = None,
+        out_of_reach: Callable[[CompressError], bool] = lambda error: False,
+    ):
+        self.total, self.console, self._out_of_reach = total, console, out_of_reach
         self.counts: Counter[str] = Counter()
+        """Ended trials: done, out of reach, failed."""
         self._print, self._running, self._live, self._clock = say, {}, None, time.monotonic
         self._numbers: dict[str, int] = {}  # of the trials, in the order of their first start
 
@@ -68,12 +77,22 @@ class TrialBoard:
             self._ended(event, event.outcome)
 
     def _ended(self, event: TrialEvent, outcome: TrialOutcome) -> None:
-        self.counts["failed" if outcome.error else "done"] += 1
-        ended = self.counts["done"] + self.counts["failed"]
-        if outcome.error:
+        if outcome.error and self._out_of_reach(outcome.error):
+            self.counts["out of reach"] += 1
+            self.note(str(outcome.error))
+        elif outcome.error:
+            self.counts["failed"] += 1
             self.note(f"FAILED {outcome.error}".replace("\n", "\nFAILED "))
-        elif event.where:  # in this process, the run has told it itself
-            self.note(f"[{ended}/{self.total}] {event.trial}  done in {human_seconds(outcome.seconds)}")
+        else:
+            self.counts["done"] += 1
+            self._done(event, outcome)
+
+    def _done(self, event: TrialEvent, outcome: TrialOutcome) -> None:
+        if not event.where:  # in this process, the run has told it itself
+            return
+        self.note(f"[{self.counts.total()}/{self.total}] {event.trial}  done in {human_seconds(outcome.seconds)}")
+        for failure in outcome.failures:
+            self.note(check_line(failure))
 
     def note(self, text: str) -> None:
         """Print a permanent line, above the table if there is one."""
@@ -88,9 +107,10 @@ class TrialBoard:
 
     def table(self) -> Table:
         """The running trials, where each runs, for how long, and its last line."""
-        done, failed = self.counts["done"], self.counts["failed"]
-        waiting = self.total - done - failed - len(self._running)
-        title = f"{done} of {self.total} trials done, {failed} failed, {len(self._running)} running, {waiting} waiting"
+        done, failed, beyond = (self.counts[word] for word in ("done", "failed", "out of reach"))
+        waiting = self.total - self.counts.total() - len(self._running)
+        ended = f"{done} of {self.total} trials done, {f'{beyond} out of reach, ' if beyond else ''}{failed} failed"
+        title = f"{ended}, {len(self._running)} running, {waiting} waiting"
         table = Table("trial", "where", "time", "doing", title=title, box=box.SIMPLE_HEAD, title_justify="left", expand=True)
         for name, row in list(self._running.items()):
             seconds = human_seconds(self._clock() - row.since)

@@ -89,7 +89,7 @@ class JobMaker:
             raise UserError("E115", what, "Compare other stages as named rows of a grid file")
 
     def _pipeline(self, trial: SweepTrial) -> Pipeline:
-        return load_pipeline(self.path, [*self.overrides, *trial.settings], trial.presets, self.plan.data, self.text)
+        return load_pipeline(self.path, self.overrides, trial.presets, self.plan.data, self.text, trial.settings)
 
 
 def _inputs_of(pipeline: Pipeline) -> str:

@@ -67,8 +67,9 @@ class TrialJob:
 class TrialOutcome:
     """What a trial gave: the quality of its stages and its costs by name, or the error that ended it.
 
-    `stages` are (stage id, artifact, whether it was reused); `failures` the failed checks that did not stop the run; `main` is
-    the main metric of the last stage in `quality`, of which smaller values are better if it `falls`.
+    `stages` are (stage id, artifact, whether it was reused); `failures` the failed checks that did not stop the run, each with
+    its `trial`; `main` is the main metric of the last stage in `quality`, of which smaller values are better if it `falls`;
+    `model` is the artifact of the last model of the run.
     """
 
     quality: Quality = field(default_factory=dict)
@@ -79,6 +80,7 @@ class TrialOutcome:
     seconds: float = 0.0
     main: str = ""
     falls: bool = False
+    model: str = ""
 
     @property
     def score(self) -> float | None:
@@ -100,14 +102,17 @@ def perform(job: TrialJob, console: Console | None) -> TrialOutcome:
                 add_row(job.pipeline.architecture)
             result = _run(job, console)
             _require_unchanged(job, result.folder)
-            (quality, main), costs = _quality(job, result.artifacts), costs_of(result.artifacts)
+            stage = _last_measured(job, result.artifacts)
+            (quality, main), costs = _quality(job, result.artifacts, stage), costs_of(result.artifacts)
     except Exception as error:
         fault = _without_frames(coded(error, f"trial {job.name}", [job.out / job.pipeline.name / "logs"], job.out))
     else:
         stages = tuple((entry, artifact.id, entry in result.reused) for entry, artifact in result.artifacts.items())
-        failures = tuple({**failure, "stage": f"{failure['stage']} ({job.name})"} for failure in result.failures)
+        failures = tuple({"trial": job.name, **failure} for failure in result.failures)
         falls = job.pipeline.task is not None and kind_for(job.pipeline.task).metric.falls
-        return TrialOutcome(quality, costs, stages, failures, seconds=time.monotonic() - clock, main=main, falls=falls)
+        models, seconds = _models(job, result.artifacts), time.monotonic() - clock
+        model = result.artifacts[models[-1]].id if models else ""
+        return TrialOutcome(quality, costs, stages, failures, seconds=seconds, main=main, falls=falls, model=model)
     _free_memory()  # out of the except clause, which holds the error
     return TrialOutcome(error=fault, seconds=time.monotonic() - clock)
 
@@ -154,12 +159,34 @@ def _require_unchanged(job: TrialJob, folder: Path) -> None:
             raise UserError("E807", "changed since the sweep started", fix, name)
 
 
-def _quality(job: TrialJob, artifacts: Mapping[str, Artifact]) -> tuple[Quality, str]:
-    """The quality of the job's stages, of each the main metric first, and that metric of the last one."""
+def check_line(failure: Mapping[str, Any]) -> str:
+    """A line for one of an outcome's `failures`: 'E610 export (seed-0): int8 is left out.'"""
+    return f"{failure['code']} {place_of(failure)}: {failure['what']}."
+
+
+def place_of(failure: Mapping[str, Any]) -> str:
+    """'export (seed-0)': where a check failed."""
+    return f"{failure['stage']} ({failure['trial']})"
+
+
+def _last_measured(job: TrialJob, artifacts: Mapping[str, Artifact]) -> str:
+    """The last stage of a run whose quality is summarized."""
+    if job.stages != (END,):
+        return job.stages[-1]
+    return _models(job, artifacts)[-1]
+
+
+def _models(job: TrialJob, artifacts: Mapping[str, Artifact]) -> list[str]:
+    """The stages of a run that published a model, in order."""
+    return [entry.id for entry in job.pipeline.stages if entry.id in artifacts and entry.row.publishes_model]
+
+
+def _quality(job: TrialJob, artifacts: Mapping[str, Artifact], last: str) -> tuple[Quality, str]:
+    """The quality of the job's stages, of which one is the `last`, of each the main metric first; and that metric of the last
+    one."""
     main = kind_for(job.pipeline.task).metric.key if job.pipeline.task else MEAN_OF_TASKS
     if job.stages != (END,):
         return {stage: {main: of[main], **of} for stage, of in quality_of(artifacts, job.stages).items()}, main
-    last = [entry.id for entry in job.pipeline.stages if entry.id in artifacts and entry.row.publishes_model][-1]
     metrics = quality_of(artifacts, [last])[last]
     return {END: {SCORE: metrics[main], **metrics}}, SCORE
 

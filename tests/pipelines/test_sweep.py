@@ -18,10 +18,10 @@ from pipelines.engine.stage import NamedInputs
 from pipelines.engine.store import lock
 from pipelines.file.config import load_pipeline
 from pipelines.runs.served import find_repository
-from pipelines.sweeps.pareto import front
+from pipelines.sweeps.pareto import figures_of, front
 from pipelines.sweeps.significance import paired_difference
 from pipelines.sweeps.sweep import preview_sweep, sweep
-from pipelines.sweeps.sweep_files import FILES
+from pipelines.sweeps.sweep_files import FILES, write_files
 from pipelines.sweeps.sweep_preview import stage_rows
 from pipelines.sweeps.sweep_summary import summarize
 from pipelines.sweeps.sweep_trials import Search, SweepPlan, SweepTrial, axes_of
@@ -158,6 +158,9 @@ def test_mean_and_standard_deviation_by_hand(tmp_path):
     assert (first.mean, first.std) == (pytest.approx(0.3), pytest.approx(0.07**0.5))
     assert (first.min, first.max) == (0.1, 0.6)
     assert (second.mean, second.std) == (-1.0, 0.0)
+    ended = {name: outcomes[name] if name == "seed-0" else TrialOutcome() for name in outcomes}
+    one = summarize(tmp_path, SweepPlan(seeds=3), trials, ended, ["tune"]).spreads[0]
+    assert (one.mean, one.std, one.cells()[3:5]) == (0.1, None, ("0.1000", "")), "one run has no spread"
 
 
 @pytest.mark.parametrize(
@@ -187,6 +190,62 @@ def test_quality_of_the_validation_rows_and_of_files_that_are_only_scored():
     many = types.SimpleNamespace(metadata={"tasks": [one, {**one, "task": "b", "tests": {}}]})
     expected = {"mean of tasks": 0.5, "a f1": 0.5, "a f1, mm.tsv": 0.25, "b f1": 0.5}
     assert quality_of({"tune": many}, ["tune"]) == {"tune": expected}
+
+
+def test_keys_that_leave_the_model_as_it_is_are_not_compared(tmp_path):
+    """Of files in two precisions the costs are their own, and the quality is that of the model of both."""
+    plan = SweepPlan(axes_of(["tune.rank=4,8", "export.precision=[fp32],[int8]"], None), seeds=2)
+    trials, outcomes = plan.trials(types.SimpleNamespace(seed=0)), {}
+    for trial in trials:
+        rank, (precision,), seed = trial.values["tune.rank"], trial.values["export.precision"], trial.repeat["seed"]
+        costs = {"parameters": float(rank), "bytes": 2.0 * rank if precision == "fp32" else 1.0 * rank}
+        quality = {"tune": {"accuracy": (rank + seed) / 10}}
+        outcomes[trial.name] = TrialOutcome(quality, costs, main="accuracy", model=f"tune-{rank}-{seed}")
+    result = summarize(tmp_path, plan, trials, outcomes, ["tune"])
+    assert [(row.first, row.second) for row in result.comparisons] == [
+        (("4", f'["{precision}"]'), ("8", f'["{precision}"]')) for precision in ("fp32", "int8")
+    ]
+    assert [figure.title for figure in figures_of(result)] == [
+        "Quality against parameters",
+        *(f'Quality against bytes: ["{precision}"]' for precision in ("fp32", "int8")),
+    ]
+    line = "Values of precision give the same model: its quality, which is not that of exported files, is not compared"
+    write_files(result, {"pipeline": "toy"}, plan, trials)
+    assert all(line in (tmp_path / f"sweep.{form}").read_text() for form in ("md", "html"))
+    assert json.loads((tmp_path / "sweep.json").read_text())["same_model"] == ["export.precision"]
+
+
+def test_a_trial_says_which_model_its_quality_is_of(project, out):
+    result = go(project, out, over=["report.text=x,y"], until="report")
+    assert (result.comparisons, result.same_model) == ([], (0,))
+    assert not go(project, out, over=["prune.text=x,y"]).same_model
+    assert not go(project, out, over=["prune.text=x,y"], stage="tune").same_model, "of the run, also where tune is summarized"
+
+
+def test_failed_checks_of_a_trial_that_went_on_are_in_the_files(project, out, monkeypatch):
+    failure = {"code": "E610", "what": "int8 is left out", "fix": "Leave it out"}
+
+    def checked(config, inputs, workspace):
+        return {**toy(config, inputs, workspace), **({} if inputs.seed else {"failures": [failure]})}
+
+    toys.replace(monkeypatch, "prune", run=checked)
+    result = go(project, out, runs=2)
+    for form in ("md", "html"):
+        assert "E610 prune (seed-0): int8 is left out." in (result.folder / f"sweep.{form}").read_text()
+    assert json.loads((result.folder / "sweep.json").read_text())["failures"] == [
+        {"trial": "seed-0", "stage": "prune", "code": "E610", "what": "int8 is left out"}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("count", "chance"), [(1, "1 comparison between equal settings, about 0.05"), (3, "about 0.15"), (40, "about 2 ")]
+)
+def test_how_many_comparisons_chance_would_show(tmp_path, count, chance):
+    plan = SweepPlan(Grid({"tune.rank": list(range(count + 1))}), seeds=2)
+    trials = plan.trials(types.SimpleNamespace(seed=0))
+    outcomes = {trial.name: TrialOutcome({"tune": {"accuracy": 0.5}}, main="accuracy") for trial in trials}
+    write_files(summarize(tmp_path, plan, trials, outcomes, ["tune"]), {"pipeline": "toy"}, plan, trials)
+    assert chance in (tmp_path / "sweep.md").read_text()
 
 
 def test_the_pareto_front_by_hand():
@@ -302,6 +361,7 @@ def test_combinations_are_compared_over_equal_seeds(project, out):
     assert text.startswith("# toy: 12 trials, 2 values of tune.files × 2 values of prune.text × 3 seeds\n")
     page = (result.folder / "sweep.html").read_text()
     assert "<h1>toy: 12 trials" in page and "Plotly" not in page, "without costs there is nothing to plot"
+    assert page.index("@media print") > page.index("prefers-color-scheme: dark")
 
 
 @pytest.mark.parametrize(
@@ -416,7 +476,7 @@ def test_a_sweep_that_is_stopped_goes_on_where_it_was(project, out, tmp_path):
         ({"stage": "prune", "until": "tune"}, "E111 --stage prune comes after --until tune"),
         ({"until": "select"}, "E115 --until select: nothing measures quality up to there"),
         ({"until": "x"}, "E111 --until: no stage 'x'"),
-        ({"overrides": ["seed=4294967295"]}, "E104 --set seed=4294967296: must be less than 4,294,967,296"),
+        ({"overrides": ["seed=4294967295"]}, "E104 the sweep's seed=4294967296: must be less than 4,294,967,296"),
         ({"overrides": ["tune.fils=2"]}, "E102 --set tune.fils=2: unknown key"),
         ({"overrides": ["task.train=no.tsv"]}, "E201"),
         ({"kind": "subsets", "share": 0.01}, "E211 trial subset-0, "),
@@ -442,7 +502,12 @@ def test_a_sweep_that_is_stopped_goes_on_where_it_was(project, out, tmp_path):
             {"over": ["tune.id=tune,a"]},
             "E115 trial id-a_seed-0: the stages that measure its quality are a, prune, and not tune",
         ),
-        ({"over": ["task.max_length=64,1024"]}, "E113 trial max_length-1024_seed-0, --set task.max_length=1024: 1024 tokens"),
+        ({"over": ["task.max_length=64,1024"]}, "E113 trial max_length-1024_seed-0, the sweep's task.max_length=1024: 1024"),
+        ({"over": ["tune.fils=4,8"]}, "E102 the sweep's tune.fils=4: unknown key. Did you mean 'files'?"),
+        (
+            {"over": ["tune.files=4,8"], "overrides": ["tune.fils=4"]},
+            "E102 --set tune.fils=4: unknown key. Did you mean 'files'?",
+        ),
         ({"over": ["model=./model,./missing"], "runs": 2}, "E303 trial model-"),
         ({"over": ["tune.files=null,2"]}, "E115 --over tune.files=null,2: null is no value to compare"),
         ({"over": ["tune.files=1,2"] * 2}, "E115 --over tune.files=1,2: the key is given twice"),
@@ -489,7 +554,7 @@ def test_what_a_variant_deployed_is_found(project, out):
         ("tune.files: [1]\n", "E120 {grid}:1: tune.files: 'tune.files' has no list"),
         ("tune.files: [null, 2]\n", "E120 {grid}:1: tune.files: null is no value to compare"),
         ("tune.files: [2, 2]\n", "E115 {grid}:1: tune.files: a value appears twice"),
-        ("tune.fils: [1, 2]\n", "E102 --set tune.fils=1: unknown key. Did you mean 'files'"),
+        ("tune.fils: [1, 2]\n", "E102 the sweep's tune.fils=1: unknown key. Did you mean 'files'"),
     ],
 )
 def test_a_grid_that_is_none(project, out, compress, tmp_path, text, says):
@@ -618,8 +683,9 @@ def test_targets_out_of_reach_and_workers_that_died_are_no_mistakes_in_the_input
         yield from (TrialEvent("ended", job.name, outcome=died(job, "was ended by SIGKILL")) for job in jobs)
 
     toys.replace(monkeypatch, "prune", run=beyond)
-    code, _, error = compress("sweep", project, "--over", "prune.text=x,y", "--out", out)
+    code, shown, error = compress("sweep", project, "--over", "prune.text=x,y", "--out", out)
     assert (code, error) == (0, "") and "text-y: 0.1 of the FLOPs" in (out / "toy-sweep" / "sweep.md").read_text()
+    assert "\nE520 trial text-y, " in shown and "FAILED" not in shown
     code, _, error = compress("sweep", project, "--seeds", 2, "--out", out)
     assert code == 2 and error.startswith("E520 trial seed-0"), "where nothing is compared it is a mistake"
     result = go(project, out, engine=dying)

@@ -409,8 +409,8 @@ def test_what_is_maximized_is_the_tasks_metric(project, out):
         (["--search", "5000"], "E115 --search 5000: a search has from 2"),
         (["--search", "50", "--over", "tune.text=a,b"], "E115 --search 50: the keys have only 40 different settings"),
         (["--search", "9", "--seeds", "2000", "--over", "tune.x=1..2000"], "E115 18,000 runs are more than 10,000"),
-        (["--search", "9", "--over", "tune.file=1..9"], "E102 --set tune.file=1: unknown key"),
-        (["--search", "9", "--over", "tune.text=1..2"], "E104 --set tune.text=1"),
+        (["--search", "9", "--over", "tune.file=1..9"], "E102 the sweep's tune.file=1: unknown key"),
+        (["--search", "9", "--over", "tune.text=1..2"], "E104 the sweep's tune.text=1"),
         (["--search", "9", "--over", "tune.x=9..2"], "E123 --over tune.x=9..2: the end of the range"),
         (["--search", "9", "--over", "tune.files=3..9"], "E115 --over tune.files=3..9: the key is given twice"),
         (["--search", "9", "--engine", "ray", "--threads", "1"], "E115 --search with --engine ray needs --workers"),
@@ -433,7 +433,7 @@ def test_what_only_decides_how_texts_are_made_is_searched():
 
 
 def test_a_range_whose_end_the_pipeline_refuses(project, out):
-    with pytest.raises(UserError, match=r"E104 --set tune.files=0: must be"):
+    with pytest.raises(UserError, match=r"E104 the sweep's tune.files=0: must be"):
         go(project, out, over=["tune.files=0..90"])
     with pytest.raises(UserError, match=r"E115 --search: no key to choose values for"):
         go(project, out, over=[])

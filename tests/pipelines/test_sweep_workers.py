@@ -113,11 +113,11 @@ def test_the_table_of_what_runs_where(tmp_path):
     assert "[1/2] tune  training: 40 %" in next(line for line in shown.splitlines() if "rank-4" in line)
 
 
-def sweep_until(number: int, project: Path, out: Path) -> None:
+def sweep_until(number: int, project: Path, out: Path, error: UserError | None) -> None:
     """A sweep that a signal stops behind its first trial; the engine raises another exception in place of the one for it."""
 
     def engine(jobs, perform):
-        yield TrialEvent("ended", next(iter(jobs)).name, "ray", outcome=TrialOutcome())
+        yield TrialEvent("ended", next(iter(jobs)).name, "ray", outcome=TrialOutcome(error=error))
         try:
             signal.raise_signal(number)
         except KeyboardInterrupt:
@@ -126,12 +126,36 @@ def sweep_until(number: int, project: Path, out: Path) -> None:
     sweep(project, SweepPlan(seeds=2), out, say=partial(print, flush=True), engine=engine)
 
 
-@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_stop_that_an_engine_hides_is_told(project, out, tmp_path, number, exit_code):
+@pytest.mark.parametrize(
+    ("number", "exit_code", "error", "told"),
+    [
+        (signal.SIGINT, 130, None, "1 of 2 trials are finished and kept"),
+        (signal.SIGTERM, 143, UserError("E501", "too much", "Less"), "0 of 2 trials are finished and kept; 1 failed"),
+    ],
+)
+def test_a_stop_that_an_engine_hides_is_told(project, out, tmp_path, number, exit_code, error, told):
     said = tmp_path / "said"
-    assert wait(start(said, sweep_until, number, project, out)) == exit_code
+    assert wait(start(said, sweep_until, number, project, out, error)) == exit_code
     last = said.read_text().splitlines()[-1]
-    assert last == f"Stopped by {number.name}: 1 of 2 trials are finished and kept. The same command continues."
+    assert last == f"Stopped by {number.name}: {told}. The same command continues."
+
+
+def test_failed_checks_and_targets_out_of_reach_are_told_of_trials_elsewhere():
+    """A trial in this process has told its checks itself; neither is a failure of the trial."""
+    said = []
+    board = TrialBoard(3, said.append, out_of_reach=lambda error: error.code == "E520")
+    checked = TrialOutcome(
+        failures=({"trial": "a", "stage": "export", "code": "E610", "what": "int8 is left out", "fix": "Leave it"},)
+    )
+    unreached = TrialOutcome(error=UserError("E520", "0.1 of the FLOPs is out of reach", "Lower the target", "trial b"))
+    for name, where, outcome in (("a", "worker 1", checked), ("here", "", checked), ("b", "", unreached)):
+        board.on(TrialEvent("ended", name, where, outcome=outcome))
+    assert said == [
+        "[1/3] a  done in 0.0 s",
+        "E610 export (a): int8 is left out.",
+        "E520 trial b: 0.1 of the FLOPs is out of reach. Lower the target",
+    ]
+    assert board.table().title == "2 of 3 trials done, 1 out of reach, 0 failed, 0 running, 0 waiting"
 
 
 def test_a_trial_that_starts_once_more_keeps_its_number():

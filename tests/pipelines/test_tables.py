@@ -14,7 +14,7 @@ from compressor.tasks.task_kind import kind_for
 from pipelines.file.config import load_pipeline, recipe_files
 from pipelines.sweeps.pareto import figures_of
 from pipelines.sweeps.significance import paired_difference
-from pipelines.sweeps.sweep_files import write_files
+from pipelines.sweeps.sweep_files import _code, write_files
 from pipelines.sweeps.sweep_summary import Spread, summarize
 from pipelines.sweeps.sweep_trials import SweepPlan, axes_of, part_of
 from pipelines.sweeps.table_file import Grid, read_table
@@ -208,6 +208,8 @@ def test_a_table_is_one_command_whatever_the_stages_of_its_rows(table, out, comp
     compared = {(*row["first"], *row["second"]) for row in record["comparisons"]}
     assert compared == {("plain", task, "selected", task) for task in ("one", "two")}, "rows, never columns"
     assert record["artifacts"]["tune"] == 8 and record["artifacts"]["prune"] == 4
+    assert record["trials_of_stages"] == {"select": 4, "tune": 8, "prune": 4}
+    assert "| stage | trials | results |" in page and "| select | 4 | 4 |" in page, "the others have no select"
 
 
 def test_a_part_of_a_table_is_kept_when_the_rest_is_run(table, out, compress):
@@ -287,6 +289,19 @@ def test_null_of_a_named_row_counts_more_than_a_key_of_all_trainings(tmp_path, t
     for later, warmup in ({}, None), ({"tune.warmup": 0.2}, 0.2), ({"stages.1.tune": {"rank": 3}}, 0.3):
         loaded = load_pipeline(tmp_path / "p.yaml", [], [scale, row, ("column", later)], tmp_path)
         assert [entry.config.warmup for entry in loaded.stages[1:]] == [warmup, 0.3]
+
+
+def test_null_of_a_named_row_is_the_default_of_any_key(tmp_path):
+    """Of a top-level key of the file, and of a key of all trainings, which is then the default of each."""
+    stages, task = [{"tune": {"method": "lora"}}, {"recover": {"epochs": 7}}], {"train": "t", "validation": "v"}
+    path = tmp_path / "p.yaml"
+    path.write_text(yaml.safe_dump({"name": "a", "model": "./m", "seed": 3, "task": task, "stages": stages}))
+    scale, row = ("scale", {"trainings.epochs": 5}), ("row", {"seed": None, "threads": None, "trainings.epochs": None})
+    tuned = [load_pipeline(path, [], presets, tmp_path) for presets in ([scale], [scale, row], [row], [row, scale])]
+    assert [(one.seed, *(entry.config.epochs for entry in one.stages)) for one in tuned] == [
+        *[(3, 5, 7), (0, 2, 7), (0, 2, 7)],
+        (0, 5, 7),
+    ]
 
 
 SIZES = {"few": {"tune.files": 1}, "many": {"tune.files": 9}}
@@ -385,6 +400,36 @@ def test_named_runs_repeat_a_setting(tmp_path):
     assert json.loads((tmp_path / "sweep.json").read_text())["repetitions"] == ["run"]
 
 
+@pytest.mark.parametrize("broken", ["few one", "one"])
+def test_cells_that_failed_keep_their_places_and_have_the_metrics_of_their_task(tmp_path, broken):
+    """One cell, or a whole column, and the row between the others."""
+    plan = plan_of(size={"few": {"tune.files": 1}, "mid": {"tune.files": 2}, "many": {"tune.files": 9}}, task=COLUMNS)
+    trials = plan.trials(types.SimpleNamespace(seed=0))
+    of_task = {"one": ["score", "accuracy"], "two": ["score", "matthews"]}
+    outcomes = {}
+    for trial in trials:
+        size, task = trial.values["size"], trial.values["task"]
+        failed = size == "mid" or broken in (task, f"{size} {task}")
+        error = UserError("E501", "too much is removed", "Remove less", f"trial {trial.name}") if failed else None
+        quality = {} if failed else {"end": dict.fromkeys(of_task[task], 0.5)}
+        outcomes[trial.name] = TrialOutcome(quality, error=error, main="" if failed else "score")
+    result = summarize(tmp_path, plan, trials, outcomes, ["end"])
+    write_files(result, {"pipeline": "table"}, plan, trials)
+    cell, many = "0.5000 ± 0.0000 (2)", "" if broken == "one" else "0.5000 ± 0.0000 (2)"
+    assert (
+        f"| size | one | two |\n| --- | ---: | ---: |\n| few |  | {cell} |\n| mid |  |  |\n| many | {many} | {cell} |"
+        in (tmp_path / "sweep.md").read_text()
+    )
+    found = {}
+    for row in result.spreads:
+        found.setdefault(row.setting, []).append(row.metric)
+    assert found == {
+        (size, task): ["score"] if broken == "one" and task == "one" else of_task[task]
+        for size in ("few", "mid", "many")
+        for task in of_task
+    }
+
+
 @pytest.mark.parametrize(
     "rows",
     [
@@ -402,6 +447,22 @@ def test_the_runs_of_id3_are_no_columns(name, tmp_path):
     (path,) = [path for path in TABLES if path.stem == name]
     result = summary_of(SweepPlan(read_table(path, "paper")), tmp_path, lambda at: 0.5)[1]
     assert "run" not in result.titles and {row.runs for row in result.spreads} == {4} and result.comparisons
+
+
+def test_no_text_becomes_markup_outside_a_table_either(tmp_path):
+    """The name of a key, and the text of an error with a label of the data."""
+    plan = plan_of(**{'task.test."<x>"': ["*", "y"]})
+    trials = plan.trials(types.SimpleNamespace(seed=0))
+    outcomes = {trial.name: TrialOutcome({"end": {"score": 0.5}}, main="score") for trial in trials}
+    outcomes[trials[0].name] = TrialOutcome(error=UserError("E211", "no '<img src=x>[y](z)'", "Fix it"))
+    write_files(summarize(tmp_path, plan, trials, outcomes, ["end"]), {"pipeline": "table"}, plan, trials)
+    text = (tmp_path / "sweep.md").read_text()
+    assert "<" not in text and r": no '&lt;img src=x>\[y\](z)'." in text and 'task.test."&lt;x>"' in text
+
+
+@pytest.mark.parametrize(("command", "code"), [("compress run a", "`compress run a`"), ("b '`c``'", "``` b '`c``' ```")])
+def test_a_command_is_code_whatever_it_holds(command, code):
+    assert _code(command) == code
 
 
 def test_any_text_is_one_cell_of_a_table(tmp_path):
@@ -461,6 +522,12 @@ def test_a_scale_names_rows_that_the_table_has(tmp_path):
     path = tmp_path / "table.yaml"
     path.write_text("grid: {n: {few: {tune.rank: 1}, many: {tune.rank: 9}}}\nscales:\n  small:\n    grid: {n: [few, man]}\n")
     with pytest.raises(UserError, match=r"E120 .*:4: scales.small.grid.n: the table has no 'man' here. Did you mean 'many'"):
+        read_table(path, "small")
+    path.write_text(path.read_text().replace("man]", "'']"))
+    with pytest.raises(UserError, match=r"E120 .*:4: scales.small.grid.n: the table has no '' here"):
+        read_table(path, "small")
+    path.write_text(path.read_text().replace("few:", "1e-3:").replace("[few, '']", "[1e-3, '1e-3']"))
+    with pytest.raises(UserError, match=r"E115 .*:4: scales.small.grid.n: a value appears twice"):
         read_table(path, "small")
 
 

@@ -26,6 +26,7 @@ from pipelines.sweeps.sweep_summary import COMPARED, SweepResult
 from pipelines.sweeps.sweep_trials import Search, SweepPlan, axes_of, part_of
 from pipelines.sweeps.table_file import Grid, read_table
 from pipelines.sweeps.trial_events import Engine, in_turn
+from pipelines.sweeps.trial_run import place_of
 from pipelines.sweeps.worker_processes import in_processes
 from pipelines.terminal.console_table import table
 from pipelines.terminal.plain_console import PlainConsole, can_move
@@ -102,6 +103,8 @@ def show(result: SweepResult) -> None:
         table(result.search.columns, result.search.rows)
     else:
         table(result.columns, result.rows)
+    for line in result.notes:
+        click.echo(line)
     if result.comparisons:
         table(COMPARED, [row.cells() for row in result.comparisons])
     click.echo(result.counts)
@@ -113,7 +116,7 @@ def show(result: SweepResult) -> None:
         what = f"{len(result.failed)} trials failed: {codes}" if len(result.failed) > 1 else f"1 trial failed: {codes}"
         raise CheckError("E810", what, "Each is told above; the same command runs them again, and keeps the others")
     if result.failures:
-        raise checks_failed(result.failures)
+        raise checks_failed([{**failure, "stage": place_of(failure)} for failure in result.failures])
 
 
 def _common_threads(path: Path, settings: Sequence[str], plan: SweepPlan) -> int | None:
