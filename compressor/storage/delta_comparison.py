@@ -34,6 +34,7 @@ class Comparison:
 
 Pieces = list[Tensor | tuple[Tensor, Tensor]]
 
+BASES_APART = "of different bases"
 PRUNED_APART = "pruned in two ways (or one of them not at all), so their entries are not of the same units"
 SIZED_APART = "of other sizes"
 UNCHANGED = "{} changes nothing there"
@@ -71,8 +72,9 @@ def compare_deltas(first: DeltaFile, second: DeltaFile) -> list[Comparison]:
     for place in {**mine, **others}:
         a, b = (side.get(_path(place)) for side in forms)
         divided = a is not None and b is not None and a != b
-        # differently pruned models cannot be compared entry by entry
-        apart = PRUNED_APART if not alike else DIVIDED_APART if divided else ""
+        # entries of other matrices, or of other units of them, are not the same entries
+        reasons = {BASES_APART: first.base_sha256 != second.base_sha256, PRUNED_APART: not alike, DIVIDED_APART: divided}
+        apart = next((reason for reason, holds in reasons.items() if holds), "")
         rows.append(_compare(place, mine.get(place, []), others.get(place, []), apart))
     return rows
 

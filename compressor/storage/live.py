@@ -175,7 +175,7 @@ def load_on(delta: DeltaFile, base: Path | str | None, path: Path | str, *, answ
     """The model of a delta that is already read, built from a folder or a hub id, in the type of the delta's numbers. Raises as
     `load`; with `answers` false it may be without a task head, for its weights alone."""
     _check_task(delta, path)
-    resolved = base_of(delta, base)
+    resolved = base_of(delta, base, path)
     model = match_type(build(resolved.folder, delta.labels, auto_class=delta.auto_class), delta.tensors)
     _check_type(model, delta, path)
     try:
@@ -189,9 +189,15 @@ def load_on(delta: DeltaFile, base: Path | str | None, path: Path | str, *, answ
     return _put_on(remember(model, resolved.reference, resolved.sha256), delta, path)
 
 
-def base_of(delta: DeltaFile, base: Path | str | None) -> Reference:
-    """Resolve `base`, or else the base that the file refers to. Raises UserError E303, E306."""
-    resolved = resolve(str(base or delta.base))
+def base_of(delta: DeltaFile, base: Path | str | None, path: Path | str) -> Reference:
+    """Resolve `base`, or else the base that the file at `path` refers to. Raises UserError E303, E306."""
+    try:
+        resolved = resolve(str(base or delta.base))
+    except UserError as error:
+        if base or error.code != "E303" or delta.base.startswith("package:"):  # a package's says how to install it
+            raise
+        what = f"the base that it names is not here: {error.what}"
+        raise UserError("E303", what, "Give the base: --base, or load(base=...)", str(path)) from error
     if resolved.sha256 != delta.base_sha256:
         raise _other_base(resolved.reference, delta)
     return resolved

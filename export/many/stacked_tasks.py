@@ -104,7 +104,7 @@ def stack_files(paths: Sequence[Path], folder: Path, *, base: str | None = None,
     _check_alike(paths, deltas)  # before the names: that of the file that tasks share is none of a task
     names = task_names(paths)
     tasks = [StackedTask(*facts) for facts in zip(names, *_facts(paths, deltas), strict=True)]
-    resolved = base_of(deltas[0], base)
+    resolved = base_of(deltas[0], base, paths[0])
     model = load_on(deltas[0], base or deltas[0].base, paths[0])
     tokenizer, pad_id = tokenizer_of(resolved.folder), padding_id(model.config, resolved.folder)
     rows = random_rows(model, tokenizer)
@@ -148,11 +148,14 @@ def _check_alike(paths: Sequence[Path], deltas: Sequence[DeltaFile]) -> None:
     """Raises UserError E775 for a file that cannot be in one model with the first, or in any."""
     first = deltas[0]
     for path, delta in zip(paths, deltas, strict=True):
+        if reason := _unstackable(delta):
+            raise UserError("E775", reason, "Leave it out", str(path))
         if reason := _differs(delta, first):
             raise UserError("E775", reason, "Leave it out, or stack it with files like it", str(path))
 
 
-def _differs(delta: DeltaFile, first: DeltaFile) -> str:
+def _unstackable(delta: DeltaFile) -> str:
+    """Why the file cannot be in any model of many tasks; empty if it can."""
     if delta.auto_class in GENERATIVE:
         return "a task that generates cannot be stacked"
     if delta.kind:
@@ -164,6 +167,11 @@ def _differs(delta: DeltaFile, first: DeltaFile) -> str:
     types = {tensor.dtype for tensor in delta.tensors.values() if tensor.is_floating_point()}
     if others := types - {torch.float32}:
         return f"its numbers are {str(others.pop()).removeprefix('torch.')}, those of a stacked file float32"
+    return ""
+
+
+def _differs(delta: DeltaFile, first: DeltaFile) -> str:
+    """Why the file cannot be in one model with the first; empty if it can."""
     if delta.base_sha256 != first.base_sha256:
         return f"its base '{delta.base}' is not that of the first file, '{first.base}'"
     if delta.kept != first.kept:

@@ -11,7 +11,7 @@ from compressor.methods import apply
 from compressor.models.anatomy import matrices_of
 from compressor.pruning.surgery import Removal, remove
 from compressor.storage import delta_file
-from compressor.storage.delta_comparison import DIVIDED_APART, TURNED_APART, compare_deltas
+from compressor.storage.delta_comparison import BASES_APART, DIVIDED_APART, TURNED_APART, compare_deltas
 from compressor.storage.peft.attach import attach_adapter
 from compressor.storage.peft.read import read_adapter
 from compressor.storage.peft.write import write_peft
@@ -127,6 +127,16 @@ def test_models_cut_in_two_ways_have_norms_alone(tmp_path):
         remove(model, {0: Removal(heads=[head])})
     rows = compare_deltas(*(delta_file.read(write(model, tmp_path / str(number))) for number, model in enumerate(models)))
     assert all(row.cosine is row.jaccard is None and all(row.norms) for row in rows)
+
+
+@pytest.mark.parametrize("sizes", [{"hidden_size": 64}, {}], ids=["other widths", "the same widths"])
+def test_deltas_of_two_bases_have_norms_alone(sizes, tmp_path):
+    """A place is a number in its own base's matrix, row after row: of another width it is another place."""
+    models = [tuned(tiny("bert", torch.float32, **keys), "selective") for keys in ({}, sizes)]
+    files = [delta_file.read(write(model, tmp_path / name, sha256=name)) for model, name in zip(models, "ab", strict=True)]
+    rows = compare_deltas(*files)
+    assert {(row.cosine, row.jaccard, row.reason) for row in rows} == {(None, None, BASES_APART)}
+    assert all(all(row.norms) for row in rows)
 
 
 def test_comparison_of_masks_and_of_what_only_one_changes(tmp_path):

@@ -26,12 +26,13 @@ from compressor.deltas.links import chain, chains, merged_copy
 from compressor.errors import UserError
 from compressor.methods import apply
 from compressor.models.anatomy import matrices_of
-from compressor.models.hub import GENERATES, SEQUENCES, TEXT2TEXT, TOKENS
+from compressor.models.hub import GENERATES, SEQUENCES, TEXT2TEXT, TOKENS, build
 from compressor.pruning.surgery import Removal, remove
 from compressor.storage.peft.attach import attach_adapter
 from compressor.storage.peft.read import CONFIG, WEIGHTS, read_adapter
 from compressor.storage.peft.write import common_sparsity, support_size, write_peft
 from tests.compressor.conftest import OPTIONS, TRIED, encoding, logits, tiny, tuned
+from tests.tiny import write_model
 
 peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -314,6 +315,65 @@ def test_an_adapter_on_a_tied_weight_is_refused(tmp_path):
     assert "lm_head" in {path for path, _, _ in chains(untied)}
 
 
+def on_folder(folder, architecture: str, auto: str, task_type: str, classes: int):
+    """A base in a folder, and stock peft's LoRA on it, saved with what it saves by itself of the task head."""
+    base = write_model(folder / "base", architecture, auto=auto, vocab_size=99)
+    made = {"SEQ_CLS": AutoModelForSequenceClassification, "TOKEN_CLS": AutoModelForTokenClassification}[task_type]
+    theirs = made.from_pretrained(base, num_labels=classes, ignore_mismatched_sizes=True)
+    target = {"modernbert": "Wqkv", "deberta-v2": "query_proj"}[architecture]
+    config = peft.LoraConfig(r=2, target_modules=[target], task_type=task_type, init_lora_weights=False)
+    adapted = peft.get_peft_model(theirs, config)
+    adapted.save_pretrained(folder / "adapter")
+    return base, adapted
+
+
+@pytest.mark.parametrize(
+    ("architecture", "auto", "task_type", "labels"),
+    [
+        ("modernbert", "AutoModelForMaskedLM", "SEQ_CLS", ["a", "b", "c"]),
+        ("modernbert", "AutoModelForMaskedLM", "TOKEN_CLS", ["a", "b", "c"]),
+        ("deberta-v2", "AutoModelForSequenceClassification", "SEQ_CLS", ["LABEL_0", "LABEL_1"]),
+        ("deberta-v2", "AutoModelForSequenceClassification", "SEQ_CLS", ["a", "b", "c"]),
+    ],
+    ids=["masked words", "masked words, tokens", "classifier", "classifier of other labels"],
+)
+def test_what_an_adapter_leaves_of_the_task_head_is_the_base_s(architecture, auto, task_type, labels, tmp_path):
+    base, theirs = on_folder(tmp_path, architecture, auto, task_type, len(labels))
+    adapter = read_adapter(tmp_path / "adapter")
+    model = build(base, labels, auto_class=adapter.auto_class)
+    assert adapter.head and adapter.head.keys() < compression_of(model).head_parameters
+    attach_adapter(model, adapter, base=base)
+    assert torch.allclose(logits(model), logits(theirs), atol=1e-5)
+
+
+def test_a_part_of_the_task_head_that_nobody_stored_is_refused(tmp_path):
+    """peft trains a DeBERTa's pooler only where it is told to; over masked words there is none in the base, either."""
+    base, _ = on_folder(tmp_path, "deberta-v2", "AutoModelForMaskedLM", "SEQ_CLS", 2)
+    adapter, model = read_adapter(tmp_path / "adapter"), build(base, ["a", "b"])
+    says = f"E313 {tmp_path / 'adapter'}: parts of the task head are neither in it nor in the base's files: pooler.dense. "
+    assert says in refused("E313", attach_adapter, model, adapter, base=base)
+    assert says in refused("E313", attach_adapter, model, adapter) and not any(chains(model))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "auto", "task_type", "saved", "told"),
+    [
+        ("llama", AutoModelForCausalLM, "CAUSAL_LM", ["embed_tokens", "lm_head"], "lm_head.weight, model.embed_tokens.weight"),
+        ("bert", AutoModelForSequenceClassification, "SEQ_CLS", ["pooler"], "bert.pooler.dense.bias, bert.pooler.dense.weight"),
+    ],
+    ids=["vocabulary", "pooler"],
+)
+def test_whole_weights_of_the_base_are_refused(architecture, auto, task_type, saved, told, tmp_path):
+    """Nothing is wrong with the base, as a line on another task head would have it."""
+    model, target = tiny(architecture, auto=auto), {"llama": "q_proj", "bert": "query"}[architecture]
+    config = peft.LoraConfig(r=2, target_modules=[target], task_type=task_type, modules_to_save=saved)
+    peft.get_peft_model(tiny(architecture, auto=auto), config).save_pretrained(tmp_path)
+    compression_of(model).head_parameters = None  # a vocabulary's is none of the task
+    line = refused("E313", attach_adapter, model, read_adapter(tmp_path))
+    assert f"{tmp_path}: it holds whole weights that are no part of the task head: {told}. Merge it with peft" in line
+    assert not any(chains(model))
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -357,6 +417,8 @@ def test_adapters_that_do_not_fit_or_are_damaged(tmp_path):
     adapter, model = read_adapter(tmp_path), tiny("gpt2")
     refused("E313", attach_adapter, model, adapter)
     assert not any(chains(model))
+    of_two = refused("E313", attach_adapter, tiny("bert", num_labels=2), adapter)
+    assert f"{tmp_path}: classifier.bias is (3,), the model wants (2,)" in of_two
     tensors = load_file(tmp_path / WEIGHTS)
     some = next(name for name in tensors if "lora_B" in name)
     for tensor in (tensors[some][:-1].contiguous(), None):

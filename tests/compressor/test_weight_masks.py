@@ -368,7 +368,7 @@ def test_state_and_delta_file_reload_bit_equal(architecture, item, tmp_path, mon
     delta_file.write(model, tmp_path / "delta", **facts)
     found = delta_file.read(tmp_path / "delta")
     assert delta_file.stored(found).pruned_entries == sum(matrix.original.numel() for matrix in matrices_of(model, MODULES))
-    monkeypatch.setattr(live, "base_of", lambda delta, base: type("Base", (), {"folder": "", "reference": "", "sha256": "0"}))
+    monkeypatch.setattr(live, "base_of", lambda *_: type("Base", (), {"folder": "", "reference": "", "sha256": "0"}))
     monkeypatch.setattr(live, "build", lambda *_, **options: tiny(architecture, torch.float32))
     assert torch.equal(logits(live.load_on(found, None, "delta")), logits(model))
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForSequenceClassification
 
 import compressor
 from compressor import methods
@@ -68,6 +69,15 @@ def test_info(compress, base, file):
     assert facts["trained"] == places + factors and facts["base_sha256"] == base.sha256
     assert facts["bytes"] == file.stat().st_size == facts["header_bytes"] + facts["stored"]["bytes"] + facts["head_bytes"]
     assert facts["other_bytes"] == 0
+
+
+def test_info_of_names_that_a_terminal_obeys(compress, base, tmp_path):
+    model, names = task(base, "lora"), {"base": "\x1b[2Jx", "label_names": ["a\nb", "\u202ec"]}
+    delta_file.write(model, tmp_path / "delta", base_sha256=base.sha256, **names)
+    _, shown, _ = compress("delta", "info", tmp_path / "delta")
+    assert "base     \\x1b[2Jx (sha256" in shown and "labels   a\\nb, \\u202ec\n" in shown
+    facts = json.loads(compress("delta", "info", tmp_path / "delta", "--json")[1])
+    assert (facts["base"], facts["labels"]) == (names["base"], names["label_names"])
 
 
 def test_apply_writes_the_merged_model(compress, base, file, tmp_path, capfd):
@@ -305,6 +315,81 @@ def test_stock_peft_finds_the_base_of_a_converted_adapter(compress, tmp_path, mo
         assert torch.allclose(logits(theirs), logits(model), atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_stock_peft_opens_an_adapter_on_a_classifier_of_other_labels(compress, tmp_path):
+    """As docs/deltas.md says: transformers refuses the base's own task head otherwise."""
+    peft = pytest.importorskip("peft")
+    base = resolve(str(write_model(tmp_path / "base", auto="AutoModelForSequenceClassification")))
+    labels, source, adapter = ["bad", "fair", "good"], tmp_path / "source", tmp_path / "adapter"
+    model = tuned(build(base.folder, labels), "lora")
+    delta_file.write(model, source, base=base.reference, base_sha256=base.sha256, label_names=labels)
+    assert compress("delta", "convert", source, adapter, "--to", "peft")[0] == 0
+    opens = peft.AutoPeftModelForSequenceClassification.from_pretrained
+    theirs = opens(adapter, num_labels=3, ignore_mismatched_sizes=True).eval()
+    assert torch.allclose(logits(theirs), logits(model), atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_adapter_without_a_task_head_has_the_labels_of_the_base_that_answers(compress, tmp_path):
+    peft = pytest.importorskip("peft")
+    names = {"id2label": {0: "NEG", 1: "POS", 2: "NONE"}, "label2id": {"NEG": 0, "POS": 1, "NONE": 2}}
+    base = write_model(tmp_path / "base", auto="AutoModelForSequenceClassification", **names)
+    config = peft.LoraConfig(r=2, target_modules=["query"], init_lora_weights=False)
+    theirs = peft.get_peft_model(AutoModelForSequenceClassification.from_pretrained(base), config).eval()
+    theirs.save_pretrained(tmp_path / "adapter")
+    out = tmp_path / "out"
+    shown = f"delta: {out} (without a task head)\n"
+    assert compress("delta", "convert", tmp_path / "adapter", out)[:2] == (0, shown)
+    assert delta_file.read(out).labels == ["NEG", "POS", "NONE"]
+    assert torch.allclose(logits(compressor.load(delta=out)), logits(theirs), atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_adapter_of_a_masked_language_model_is_read_with_the_rest_of_its_head(compress, tmp_path):
+    peft = pytest.importorskip("peft")
+    base = write_model(tmp_path / "base", "modernbert", auto="AutoModelForMaskedLM")
+    config = peft.LoraConfig(r=2, target_modules=["Wqkv"], task_type="SEQ_CLS", init_lora_weights=False)
+    theirs = peft.get_peft_model(AutoModelForSequenceClassification.from_pretrained(base, num_labels=3), config).eval()
+    theirs.save_pretrained(tmp_path / "adapter")
+    assert compress("delta", "convert", tmp_path / "adapter", tmp_path / "out", "--labels", "a,b,c")[0] == 0
+    assert torch.allclose(logits(compressor.load(delta=tmp_path / "out")), logits(theirs), atol=1e-6)
+
+
+@pytest.mark.parametrize(("form", "code"), [("delta", "E312"), ("peft", "E314")])
+def test_what_was_fully_tuned_is_told_as_that(compress, base, tmp_path, form, code):
+    """Not as a live model, which nobody gave."""
+    facts = {"base": base.reference, "base_sha256": base.sha256, "label_names": ["bad", "good"]}
+    save_state(task(base, "full"), tmp_path / "state", **facts)
+    assert (tmp_path / "state" / "weights.safetensors").is_file()
+    found, _, error = compress("delta", "convert", tmp_path / "state", tmp_path / "x", "--to", form)
+    line = error.splitlines()[-1]
+    assert found == 2 and line.startswith(code) and "full tuning or a merge changed" in line
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_base_that_is_not_here_is_told_with_the_file_that_names_it(compress, base, tmp_path):
+    """By a path that was written in another folder, in a pipeline's file; nobody gave it to the command."""
+    facts = {"base": "./nowhere", "base_sha256": base.sha256, "label_names": ["bad", "good"]}
+    delta_file.write(task(base, "lora"), tmp_path / "delta", **facts)
+    where = f"E303 {tmp_path / 'delta'}: the base that it names is not here"
+    says = f"{where}: model './nowhere': no such folder. Give the base: --base, or load"
+    for command in (("apply", tmp_path / "delta", "--out", tmp_path / "x"), ("convert", tmp_path / "delta", tmp_path / "x")):
+        code, _, error = compress("delta", *command)
+        assert code == 2 and error.splitlines()[-1].startswith(says)
+    given = compress("delta", "apply", tmp_path / "delta", "--base", "./nowhere", "--out", tmp_path / "x")[2]
+    assert given.splitlines()[-1].startswith("E303 model './nowhere': no such folder")
+    assert compress("delta", "apply", tmp_path / "delta", "--base", base.folder, "--out", tmp_path / "x")[0] == 0
+
+
+@pytest.mark.parametrize(("architecture", "method"), [("bert", "adapter"), ("gpt2", "dsee")])
+def test_nothing_is_told_of_a_peft_folder_that_is_not_made(compress, tmp_path, capfd, architecture, method):
+    base = resolve(str(write_model(tmp_path / "base", architecture)))
+    source = write(base, task(base, method), tmp_path / "source")
+    capfd.readouterr()
+    code, _, error = compress("delta", "convert", source, tmp_path / "x", "--to", "peft")
+    assert (code, error[:4], error.count("\n"), (tmp_path / "x").exists()) == (2, "E314", 1, False)
+
+
 def test_a_hub_id_stays_what_it_is(tmp_path, monkeypatch, capsys):
     """The hub's cache is written by hand: there is no network here."""
     cached = tmp_path / "models--owner--base" / "snapshots" / ("0" * 40)
@@ -315,7 +400,7 @@ def test_a_hub_id_stays_what_it_is(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert resolve("owner/base").folder == cached
     capsys.readouterr()
-    assert _loadable("owner/base", tmp_path) == "owner/base" and capsys.readouterr().err == ""
+    assert _loadable("owner/base", tmp_path) == ("owner/base", "") and capsys.readouterr().err == ""
 
 
 def test_convert_says_what_it_cannot_take(compress, base, file, tmp_path):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
@@ -14,15 +15,18 @@ from compressor.deltas.kinds.sparse import Sparse
 from compressor.deltas.links import WHOLE, Place, attach, original, tied_owners
 from compressor.deltas.sources import PlainTensors
 from compressor.errors import UserError
+from compressor.models.files.weight_files import weight_names
 from compressor.models.hub import head_names
 from compressor.storage.live import check_head, set_head
 from compressor.storage.peft.read import AdapterFolder, unsupported
 
 
-def attach_adapter(model: nn.Module, adapter: AdapterFolder, group: str = "peft") -> None:
+def attach_adapter(model: nn.Module, adapter: AdapterFolder, group: str = "peft", *, base: Path | None = None) -> None:
     """Attach a peft adapter to a live model, in place, with its task head if it has one; in the model's floating type.
 
-    Raises UserError E313 where the adapter does not fit the model, or changes a weight that another layer has, too.
+    An adapter may hold a part of the task head, the one that was trained: the rest is read from `base`, the folder of the
+    model's base. Raises UserError E313 where the adapter does not fit the model, changes a weight that another layer has, too,
+    or holds whole weights outside the task head; and where the base's files lack the rest of that.
     """
     links, tied = [], tied_owners(model)
     for target in adapter.targets:
@@ -32,13 +36,42 @@ def attach_adapter(model: nn.Module, adapter: AdapterFolder, group: str = "peft"
             raise UserError("E313", what, "Train the adapter without this layer", str(adapter.folder))
         made = _super_links(adapter, target, owner, group) if adapter.is_sparse else [_lora_link(adapter, target, owner, group)]
         links += [(owner, link) for link in made]
-    labels = list(model.config.id2label.values())
-    head = {_path(model, name): tensor for name, tensor in adapter.head.items()}
-    if head:
-        check_head(model, head, labels)
-        set_head(model, head, labels)
+    if head := _whole_head(model, adapter, base):
+        set_head(model, head, list(model.config.id2label.values()))
     for owner, link in links:
         attach(owner, link)
+
+
+def _whole_head(model: nn.Module, adapter: AdapterFolder, base: Path | None) -> dict[str, Tensor]:
+    """The adapter's task head by the model's names, with what it leaves to the base; {} where it has none. Raises UserError
+    E313."""
+    head = {_path(model, name): tensor for name, tensor in adapter.head.items()}
+    names, place = head_names(model), str(adapter.folder)
+    if not head:
+        return {}
+    if odd := sorted(head.keys() - names):
+        what = f"it holds whole weights that are no part of the task head: {', '.join(odd[:3])}"
+        raise UserError("E313", what, "Merge it with peft, or give the base it was trained on", place)
+    head |= _left_to_the_base(model, names - head.keys(), base)
+    if lacking := sorted({name.rpartition(".")[0] for name in names - head.keys()}):
+        what = f"parts of the task head are neither in it nor in the base's files: {', '.join(lacking)}"
+        fix = "Give the base it was trained on, or train it with them in modules_to_save"
+        raise UserError("E313", what, fix, place)
+    try:
+        check_head(model, head, list(model.config.id2label.values()))
+    except UserError as error:
+        raise UserError("E313", error.what, "Give the base it was trained on", place) from None
+    return head
+
+
+def _left_to_the_base(model: nn.Module, names: frozenset[str], base: Path | None) -> dict[str, Tensor]:
+    """Those of the parameters `names` that the files of `base` hold in the model's shapes. The model may have others: `build`
+    draws a head anew where the base's is for other labels."""
+    found: dict[str, Tensor] = {}
+    for file in weight_names(base) if names and base is not None else ():
+        with safe_open(base / file, "pt") as stream:
+            found |= {name: stream.get_tensor(name) for name in names.intersection(stream.keys())}
+    return {name: tensor for name, tensor in found.items() if tensor.shape == model.get_parameter(name).shape}
 
 
 def _lora_link(adapter: AdapterFolder, target: str, owner: nn.Module, group: str) -> LowRank:

@@ -77,7 +77,7 @@ def write_peft(model: nn.Module, folder: Path | str, *, base: str, head: bool = 
     peft has no format for.
     """
 
-    changed, folder = _changed_layers(model), Path(folder)
+    changed, folder = changed_layers(model), Path(folder)
     sparse = any(layer.sparse for layer in changed)
     config, tensors = (_supertuning if sparse else _lora)(changed)
     heads, auto_class = head_names(model) if head else (), auto_class_of(model)
@@ -101,7 +101,8 @@ def write_peft(model: nn.Module, folder: Path | str, *, base: str, head: bool = 
     return config["peft_type"]
 
 
-def _changed_layers(model: nn.Module) -> list[_Changed]:
+def changed_layers(model: nn.Module) -> list[_Changed]:
+    """The layers that were changed, with their links. Raises UserError E314 for changes that peft has no format for."""
     if kept_of(model) or compression_of(model).weights_moved:
         raise _unheld("a pruned base" if kept_of(model) else "a base that full tuning or a merge changed")
     if has_inserts(model):

@@ -20,19 +20,20 @@ import compressor
 from compressor.checkpoint import STATE_FILE, read_description, save_checkpoint
 from compressor.deltas.links import merge_all
 from compressor.errors import UserError
-from compressor.models.hub import GENERATIVE, build, find_folder, is_hub_id, resolve
+from compressor.models.hub import GENERATIVE, build, config_of, find_folder, head_origin, is_hub_id, resolve
 from compressor.new_folder import SCRATCH, becoming
 from compressor.pruning.weights import require_zeros_kept
 from compressor.run_store import is_run
 from compressor.runs import last_state
 from compressor.storage.delta_comparison import compare_deltas
-from compressor.storage.delta_file import DAMAGED, DeltaFile, damaged, header_size, read, stored, write
+from compressor.storage.delta_file import DAMAGED, DeltaFile, changes_of, damaged, header_size, read, stored, write
 from compressor.storage.layout import accounts
 from compressor.storage.live import base_of, load_on, origin_of, remember
 from compressor.storage.peft.attach import attach_adapter
-from compressor.storage.peft.read import CONFIG, read_adapter
-from compressor.storage.peft.write import write_peft
+from compressor.storage.peft.read import CONFIG, AdapterFolder, read_adapter
+from compressor.storage.peft.write import changed_layers, write_peft
 from compressor.tasks.task_kind import kind_of, kind_recorded
+from pipelines.cli.shown import note, say
 from pipelines.engine.disk import require_writable
 from pipelines.terminal.capture import captured
 from pipelines.terminal.console_table import table
@@ -54,19 +55,19 @@ def info(file: Path, as_json: bool) -> None:
     ]
     table(("change", "place", "blocks", "scalars", "indices", "mask entries"), rows)
     stored, kept = facts["stored"], facts["kept"]
-    click.echo(f"trained  {facts['trained']:,} (without the task head)")
+    say(f"trained  {facts['trained']:,} (without the task head)")
     width, scalars, indices = stored["width"], stored["scalars"] + stored["untrained"], stored["indices"]
     entries = stored["mask_entries"] + stored["pruned_entries"]
-    click.echo(f"bits     {width} x {scalars:,} + 32 x {indices:,} + {entries:,} = {stored['bits']:,}")
+    say(f"bits     {width} x {scalars:,} + 32 x {indices:,} + {entries:,} = {stored['bits']:,}")
     parts = f"changes {stored['bytes']:,}, head {facts['head_bytes']:,}, header {facts['header_bytes']:,}"
-    click.echo(f"bytes    {facts['bytes']:,}: {parts}, else {facts['other_bytes']:,}")
-    click.echo(f"base     {facts['base']} (sha256 {facts['base_sha256'][:12]})")
+    say(f"bytes    {facts['bytes']:,}: {parts}, else {facts['other_bytes']:,}")
+    say(f"base     {facts['base']} (sha256 {facts['base_sha256'][:12]})")
     if kept:
         counts = ", ".join(f"{layer}: {'/'.join(map(str, row.values()))}" for layer, row in kept.items())
-        click.echo(f"pruned   {'/'.join(next(iter(kept.values())))} left in each layer: {counts}")
-    click.echo(f"labels   {', '.join(facts['labels'])}")
+        say(f"pruned   {'/'.join(next(iter(kept.values())))} left in each layer: {counts}")
+    say(f"labels   {', '.join(facts['labels'])}")
     if facts["kind"]:
-        click.echo(f"kind     {facts['kind']}")
+        say(f"kind     {facts['kind']}")
 
 
 def _facts(file: Path, delta: DeltaFile) -> dict[str, Any]:
@@ -99,8 +100,8 @@ def apply(file: Path, base: str | None, out: Path) -> None:
         model = load_on(delta, base, file)
         require_zeros_kept(model)
         with _becoming_new(out) as made:
-            save_checkpoint(merge_all(model), made, base_of(delta, base).folder)
-    click.echo(f"merged: {out}")
+            save_checkpoint(merge_all(model), made, base_of(delta, base, file).folder)
+    say(f"merged: {out}")
 
 
 def diff(a: Path, b: Path, as_json: bool) -> None:
@@ -118,10 +119,10 @@ def diff(a: Path, b: Path, as_json: bool) -> None:
         (row.place.removeprefix(f"{above}."), *row.kinds, *map(_figure, (*row.norms, row.cosine, row.jaccard))) for row in rows
     ]
     if above:
-        click.echo(f"places below {above}")
+        say(f"places below {above}")
     table(("place", "A", "B", "norm A", "norm B", "cosine", "Jaccard"), lines)
     for reason, count in Counter(row.reason for row in rows if row.reason).items():
-        click.echo(f"no cosine for {count} {'place' if count == 1 else 'places'}: {reason}")
+        say(f"no cosine for {count} {'place' if count == 1 else 'places'}: {reason}")
 
 
 def _above(places: list[str]) -> str:
@@ -146,6 +147,8 @@ def convert(src: Path, dst: Path, base: str | None, form: str, labels: str | Non
             recorded = read_description(src)["base"]["reference"]
     with _quiet():
         model, has_head = _open(src, base, labels, kind)
+    # before the base is asked for: a model that was fully tuned has none any more
+    (changes_of if form == "delta" else changed_layers)(model)
     origin, head = origin_of(model), head and has_head
     names = list(model.config.id2label.values())
     recorded_kind = kind_recorded(kind_of(trained_as), len(names)) if trained_as else _kind(src)
@@ -155,23 +158,24 @@ def convert(src: Path, dst: Path, base: str | None, form: str, labels: str | Non
         _check_new(dst, of_a_file=True)  # again: loading the model may have taken minutes
         write(model, dst, base=reference, base_sha256=origin.sha256, label_names=names, head=head, kind=recorded_kind)
     else:
+        reference, told = _loadable(recorded or origin.reference, dst, place)
         with _becoming_new(dst) as made:
-            form = write_peft(model, made, base=_loadable(recorded or origin.reference, dst, place), head=head)
+            form = write_peft(model, made, base=reference, head=head)
+        note(told)
         if recorded_kind:
-            note = f"peft stores no kind of task, and this is {recorded_kind}: convert it back with --kind {recorded_kind}"
-            click.echo(note, err=True)
-    click.echo(f"{form}: {dst}" + ("" if head else " (without a task head)"))
+            text = f"peft stores no kind of task, and this is {recorded_kind}: convert it back with --kind {recorded_kind}"
+            note(text)
+    say(f"{form}: {dst}" + ("" if head else " (without a task head)"))
 
 
-def _loadable(reference: str, dst: Path, place: str | None = None) -> str:
-    """The reference by which transformers loads a base: its hub id, or else its local folder, with a note to the user. `place`
-    is where it is, if that is known."""
+def _loadable(reference: str, dst: Path, place: str | None = None) -> tuple[str, str]:
+    """The reference by which transformers loads a base: its hub id, or else its local folder; and for that a note to the user.
+    `place` is where it is, if that is known."""
     folder = find_folder(reference) if place is None else Path(place)
     if is_hub_id(reference, folder):
-        return reference
-    note = f"base_model_name_or_path in {dst / CONFIG} is {folder}: elsewhere, write there where the base is (or its hub id)"
-    click.echo(note, err=True)
-    return str(folder)
+        return reference, ""
+    text = f"base_model_name_or_path in {dst / CONFIG} is {folder}: elsewhere, write there where the base is (or its hub id)"
+    return str(folder), text
 
 
 def _open(src: Path, base: str | None, labels: str | None, kind: str | None) -> tuple[nn.Module, bool]:
@@ -214,14 +218,24 @@ def _open_peft(src: Path, base: str | None, labels: str | None, kind: str | None
     if kind and kind_of(kind).auto_class != adapter.auto_class:
         what = f"--kind {kind} is of an {kind_of(kind).auto_class}, and this adapter of an {adapter.auto_class}"
         raise UserError("E315", what, "Give another kind, or leave it out", str(src))
-    classes = adapter.classes or (0 if generates else 2)
-    names = _named(labels) if labels else [f"LABEL_{number}" for number in range(classes)]
+    base_model = resolve(str(reference))
+    names = _named(labels) if labels else _usual_names(adapter, base_model.folder)
     if adapter.classes not in (None, len(names)):
         raise UserError("E315", f"{len(names)} names for {adapter.classes} classes", "Give --labels one name a class", str(src))
-    base_model = resolve(str(reference))
     model = remember(build(base_model.folder, names, auto_class=adapter.auto_class), base_model.reference, base_model.sha256)
-    attach_adapter(model, adapter)
+    attach_adapter(model, adapter, base=base_model.folder)
     return model, bool(adapter.head) or generates
+
+
+def _usual_names(adapter: AdapterFolder, base: Path) -> list[str]:
+    """The names of the classes where none are given: LABEL_0 and so on, for peft stores none. An adapter without a task head
+    answers by that of its base, if that has one: then they are the base's."""
+    if adapter.classes is None and adapter.auto_class in GENERATIVE:
+        return []
+    own = [str(name) for name in config_of(base).id2label.values()]
+    if adapter.classes is None and len({*own}) == len(own) and head_origin(base, own, adapter.auto_class) == "kept":
+        return own
+    return [f"LABEL_{number}" for number in range(adapter.classes or 2)]
 
 
 def _named(labels: str) -> list[str]:

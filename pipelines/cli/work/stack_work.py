@@ -14,7 +14,7 @@ from compressor.storage.live import base_of
 from export.many.stacked_folder import stack_folder
 from export.runtimes.runtime_registry import RUNTIMES
 from pipelines.cli.given import require_unused
-from pipelines.cli.shown import near
+from pipelines.cli.shown import near, say
 from pipelines.engine.disk import require_writable
 from pipelines.terminal.capture import captured
 from pipelines.terminal.console_table import figure, table
@@ -61,15 +61,15 @@ def stack(
     ]
     table(("task", "kind", "outputs", "delta file, bytes", "max |Δlogit|"), rows)
     files_bytes, changes = sum(task["bytes"] for task in summary["tasks"]), summary["changes_bytes"]
-    click.echo(f"base     {summary['base_bytes']:,} bytes, {summary['base']}")
-    click.echo(f"tasks    {changes:,} bytes in the file, {files_bytes:,} in the delta files")
+    say(f"base     {summary['base_bytes']:,} bytes, {summary['base']}")
+    say(f"tasks    {changes:,} bytes in the file, {files_bytes:,} in the delta files")
     if changes > PADDED * files_bytes:
-        click.echo(f"note: {WHY_LARGER}")
-    click.echo(f"inputs   {', '.join(summary['inputs'])} (int64)")
-    click.echo(f"compared {summary['tasks'][0]['parity']['rows']} predictions of each task with its merged model")
-    click.echo(f"stacked: {near((out / summary['path']).absolute())}")
+        say(f"note: {WHY_LARGER}")
+    say(f"inputs   {', '.join(summary['inputs'])} (int64)")
+    say(f"compared {summary['tasks'][0]['parity']['rows']} predictions of each task with its merged model")
+    say(f"stacked: {near((out / summary['path']).absolute())}")
     for folder in versions:
-        click.echo(f"version: {near(folder.absolute())}")
+        say(f"version: {near(folder.absolute())}")
 
 
 def _require_addable(first: Path, base: str | None, repository: Path, name: str, max_length: int | None) -> None:
@@ -78,4 +78,4 @@ def _require_addable(first: Path, base: str | None, repository: Path, name: str,
     check_name(name)
     require_writable(repository, "Give another --repository")
     if max_length is not None:
-        text_limits(base_of(read(first), base).folder, max_length)
+        text_limits(base_of(read(first), base, first).folder, max_length)
