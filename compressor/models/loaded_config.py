@@ -28,6 +28,10 @@ def check_activations(config: PretrainedConfig) -> None:
 
 def plain_outputs(config: PretrainedConfig) -> PretrainedConfig:
     """Set in `config` that a model returns named outputs without hidden states and attention weights, whatever its folder was
-    saved with: they would be kept in training, and become outputs of its graph. Returns it."""
+    saved with: they would be kept in training, and become outputs of its graph. And that it computes a feed-forward layer at
+    once: in chunks it gives the same, but refuses rows that these do not divide, and a hook sees the last chunk alone. Returns
+    it."""
     config.return_dict, config.output_hidden_states, config.output_attentions = True, False, False
+    if getattr(config, "chunk_size_feed_forward", 0):
+        config.chunk_size_feed_forward = 0
     return config

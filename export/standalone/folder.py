@@ -10,15 +10,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 
 from compressor.checkpoint import write_config
 from compressor.errors import UserError
-from compressor.models.files.model_folder import CONFIG, COPIED
-from compressor.models.hub import TOKENIZER_FILES, Reference, reference_to
+from compressor.models.files.model_folder import CONFIG, COPIED, TOKENIZER_FILES, files_to_copy
+from compressor.models.hub import Reference, reference_to
 from compressor.new_folder import SCRATCH, becoming
 from compressor.processor import weight_bits
-from compressor.tasks.features import pad, predict, torch_forward
+from compressor.tasks.features import Forward, pad, predict, torch_forward
 from compressor.tasks.predictions import every_token
 from compressor.tasks.task_kind import kind_of_head
 from export.auto.sensitivity import rounded
@@ -28,15 +29,15 @@ from export.graph.files import SINGLE_FILE_LIMIT
 from export.graph.rewrite import can_fuse
 from export.graph.trace import OPSET, stamp, trace, tracing
 from export.parity.bounds import kind_on
-from export.parity.compare import ParityResult, Unlabelled, compare, in_other_batches, require
+from export.parity.compare import Batches, ParityResult, Unlabelled, compare, in_other_batches, require
+from export.parity.sides import runs
 from export.parity.suspects import suspect_in_graph
 from export.parity.token_outputs import compare_tokens
 from export.runtimes import tensorrt as engines
-from export.runtimes.onnxruntime import RUNTIME, write_onnx
+from export.runtimes.onnxruntime import write_onnx
 from export.runtimes.sessions import run, session
 from export.standalone.source_model import LoadedModel, find_model, most_tokens
 
-PRECISIONS = RUNTIME.generating
 SUMMARY = "export.json"
 
 
@@ -65,14 +66,14 @@ def export_folder(
     """
     require_free(out, force)
     loaded = find_model(reference)
+    copied = files_to_copy(loaded.folder, (*TOKENIZER_FILES, CONFIG, *COPIED))
     with replacing(out, force) as folder:
         fuse = fuse and can_fuse(loaded.model)
         _check_kind(loaded, precisions, engine, reference)
         write = _write_generating if loaded.kind == "generation" else _write_classifier
         more = write(loaded, folder, precisions, fuse, limit, engine, reference_to(reference))
-        for name in (*TOKENIZER_FILES, CONFIG, *COPIED):
-            if (loaded.folder / name).is_file():
-                shutil.copyfile(loaded.folder / name, folder / name)
+        for path in copied:
+            shutil.copyfile(path, folder / path.name)
         if loaded.of_state:  # that of its base knows neither labels nor sizes
             write_config(loaded.model, folder)
         summary = {
@@ -212,13 +213,16 @@ def replacing(out: Path, force: bool) -> Iterator[Path]:
 
 
 def prove(loaded: LoadedModel, precision: str, path: Path) -> ParityResult:
-    """Compare an exported classifier with its model. Raises CheckError E610 with the block where they diverge."""
-    sides, worst = [torch_forward(loaded.model, accelerate=False), partial(run, session(path))], loaded.rows[-1]
+    """Compare an exported classifier with its model. Raises CheckError E610 with the block where they diverge, E611 for rows
+    that the graph refuses."""
+    ours, theirs, worst = torch_forward(loaded.model, accelerate=False), partial(run, session(path)), loaded.rows[-1]
     kind = kind_on(precision, "random rows")
     hop = f"PyTorch -> {path.name}"
     positions = every_token(loaded.rows) if loaded.kind == "token classification" else None
-    logits = [predict(side, loaded.rows, loaded.pad_id, labels=positions) for side in sides]
-    batches = tuple(in_other_batches(side, loaded.rows, loaded.pad_id, labels=positions) for side in sides)
+    reference = _outputs(ours, loaded, positions)
+    with runs(hop):
+        candidate = _outputs(theirs, loaded, positions)
+    logits, batches = zip(reference, candidate, strict=True)
     if positions is not None:
         result = compare_tokens(hop, kind, *logits, batches=batches)
     else:  # there are no labels: the reference's own predictions are used instead
@@ -228,6 +232,12 @@ def prove(loaded: LoadedModel, precision: str, path: Path) -> ParityResult:
         worst = loaded.rows[result.worst_row]
     require(result, lambda: suspect_in_graph(loaded.model, path, pad([worst, loaded.rows[-1]], loaded.pad_id)))
     return result
+
+
+def _outputs(side: Forward, loaded: LoadedModel, positions: np.ndarray | None) -> tuple[np.ndarray, Batches]:
+    """Logits of one side for all rows, at `positions` if there are any, and for some of them in other batches."""
+    rows, pad_id = loaded.rows, loaded.pad_id
+    return predict(side, rows, pad_id, labels=positions), in_other_batches(side, rows, pad_id, labels=positions)
 
 
 def _rounded(loaded: LoadedModel) -> Unlabelled:

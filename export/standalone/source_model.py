@@ -69,6 +69,9 @@ def find_model(reference: str) -> LoadedModel:
         notes.append(f"the tokenizer has no padding token: token {pad_id} pads")
     model.config.pad_token_id = pad_id  # decoders look for the last token before it
     kind = BY_AUTO_CLASS[_auto_class(model.config).__name__].kind
+    if not _is_known(model.config) and kind != "generation" and most_tokens(model.config) > MAX_LENGTH:
+        # some compute long rows in another way, such as BigBird, whose attention is sparse above 704 tokens
+        notes.append(f"rows of up to {MAX_LENGTH} tokens were compared: longer ones may be computed otherwise in the files")
     return LoadedModel(model, kind, source, random_rows(model, tokenizer), pad_id, notes, (folder / STATE_FILE).is_file())
 
 

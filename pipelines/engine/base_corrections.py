@@ -16,19 +16,20 @@ from serving.running import cache_folder
 
 SPACED = "a film , was n't ."
 """A text that a tokenizer which cleans up spaces writes otherwise."""
-CHECK = 2
+CHECK = 3
 """Number of the way in which a folder is checked, raised where this file or `tokenizer_of` finds other things: what the cache
 has of an earlier way is found again."""
 LIBRARIES = ("transformers", "tokenizers")
 """Their versions decide what is found, too."""
-CORRECTIONS = ("tokens", "clean_up", "head", "segments", "positions")
+CORRECTIONS = ("tokens", "clean_up", "head", "segments", "positions", "chunks")
 
 
 def base_corrections(folder: Path, sha256: str, *, decodes: bool) -> dict[str, int]:
     """`tokens` where transformers' AutoTokenizer gives texts other tokens or inputs than tokenizer.json, `clean_up` where it
     writes generated texts otherwise (`decodes`: some are scored), `head` where a part of the task head is pretrained,
     `segments` where its tokenizer numbers segments for a model that takes the numbers for words, `positions` where a DeBERTa
-    projects relative positions that it does not compare: FLOPs left them out.
+    projects relative positions that it does not compare: FLOPs left them out, `chunks` where a feed-forward layer is computed
+    in chunks by its config.json: neurons were scored by the last one.
 
     `sha256` is the folder's. Raises UserError E304.
     """
@@ -76,6 +77,7 @@ def _compared(folder: Path) -> dict[str, Any]:
         "head": config.get("model_type") == "modernbert" and "ModernBertForMaskedLM" in (config.get("architectures") or ()),
         "segments": segments_as_words(config) and "token_type_ids" in stock.model_input_names,
         "positions": bool(config.get("relative_attention") and config.get("share_att_key")) and _compares_one_kind(config),
+        "chunks": bool(config.get("chunk_size_feed_forward")),
         "texts": list(texts or ()),
     }
 

@@ -312,6 +312,15 @@ def test_a_t5_that_names_no_start_classifies(tmp_path):
     assert json.loads((tmp_path / "merged" / "config.json").read_text())["decoder_start_token_id"] == 0
 
 
+def test_a_feed_forward_layer_is_computed_at_once(tmp_path):
+    """In chunks of two, as its config.json says, a row of nine tokens would be refused, and a hook would see the last alone."""
+    model = build(write_model(tmp_path, chunk_size_feed_forward=2), ["a", "b"])
+    seen = []
+    model.bert.encoder.layer[0].output.dense.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[1]))
+    model(input_ids=torch.full((1, 9), 5))
+    assert seen == [9] and model.config.chunk_size_feed_forward == 0
+
+
 def test_a_model_returns_named_logits_alone_however_it_was_saved(tmp_path):
     folder = write_model(tmp_path, return_dict=False, output_hidden_states=True)
     assert json.loads((folder / "config.json").read_text())["output_hidden_states"] is True

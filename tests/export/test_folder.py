@@ -133,7 +133,9 @@ def test_a_classifier_of_tokens(tmp_path):
 @pytest.mark.slow
 def test_an_architecture_without_a_row_is_tried(folders, tmp_path):
     summary = export_folder(str(folders / "other"), tmp_path / "onnx", precisions=["fp32"])
-    assert summary["notes"] == ["'ernie' is not a supported architecture: it can be exported, not pruned"]
+    unsupported, compared = summary["notes"]
+    assert unsupported == "'ernie' is not a supported architecture: it can be exported, not pruned"
+    assert compared == "rows of up to 128 tokens were compared: longer ones may be computed otherwise in the files"
 
 
 def test_what_is_refused(folders, tmp_path):
@@ -150,6 +152,16 @@ def test_what_is_refused(folders, tmp_path):
     with pytest.raises(UserError, match=r"E624 .*the model takes 64 tokens, fewer than 128"):
         refused(str(folders / "stock"), engine=profile_of([1], [128]))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["stock", "pruned"])
+def test_a_link_out_of_the_folder_is_not_copied(folders, tmp_path, name):
+    """Nor from a checkpoint of this project."""
+    shutil.copytree(folders / name, tmp_path / name)
+    (tmp_path / name / "vocab.txt").symlink_to(folders / "base" / "tokenizer.json")
+    with pytest.raises(UserError, match=r"E304 .*has a vocab.txt that is a link out of it"):
+        export_folder(str(tmp_path / name), tmp_path / "onnx", precisions=["fp32"])
+    assert not (tmp_path / "onnx").exists()
 
 
 def test_a_model_that_cannot_be_traced(folders, tmp_path):

@@ -126,6 +126,13 @@ def test_a_base_whose_flops_left_positions_out_is_told(tmp_path, monkeypatch):
     assert told == [None, None, 2, 2, None, None]
 
 
+@pytest.mark.parametrize(("size", "told"), [(0, {}), (2, {"chunks": 2})])
+def test_a_base_whose_neurons_were_scored_by_a_part_of_the_row_is_told(size, told, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = write_model(tmp_path / "model", chunk_size_feed_forward=size)
+    assert base_corrections(folder, str(size), decodes=False) == told
+
+
 @pytest.mark.parametrize("content", [None, "", "[]", '{"tokens": true}'])
 def test_what_is_known_of_a_base_is_kept_for_later_processes(content, tmp_path, monkeypatch):
     """By its sha256, so the folder is not looked at again; what cannot be read is found again, and a cache that cannot be
