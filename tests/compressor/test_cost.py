@@ -127,10 +127,25 @@ def test_biases_that_only_some_matrices_have_are_counted_once(keys):
     assert shape_of(model).parameters == planned.parameters == sum(parameter.numel() for parameter in model.parameters())
 
 
-def test_the_weights_that_a_pass_reads_are_those_of_every_matrix():
-    model = tiny("bert")
+@pytest.mark.parametrize(
+    ("model", "inserted"),
+    [
+        (lambda: tiny("bert"), 0),
+        (lambda: tuned(tiny("bert"), "adapter"), 3 * 2 * 3 * 32),
+        (lambda: tiny("electra", embedding_size=16), 0),
+    ],
+    ids=["bert", "adapters", "a projection of the embeddings"],
+)
+def test_the_weights_that_a_pass_reads_are_those_of_every_matrix(model, inserted):
+    """2 b d of each block's adapter, and of the layers outside the blocks, too."""
+    model = model()
     matrices = [module.weight.numel() for module in model.modules() if isinstance(module, torch.nn.Linear)]
-    assert shape_of(model).read_weights == sum(matrices)
+    assert shape_of(model).read_weights == sum(matrices) + inserted
+
+
+def test_the_flops_that_a_file_saves_at_other_tokens_than_the_first():
+    """The last block's, of 7 of 8 tokens: all of its 12 d² but keys and values, and QKᵀ and AV over 8 tokens."""
+    assert BERT_BASE.unread_flops(8) == 2 * 7 * (10 * 768**2 + 2 * 8 * 768) == 82_747_392
 
 
 def test_the_papers_ratio_holds_adapters():

@@ -170,6 +170,18 @@ def test_a_step_hears_a_share_of_the_clipped_gradient(tmp_path):
     assert not torch.equal(kept[0], kept[1])
 
 
+def test_gradients_of_a_growing_choice_are_clipped_together_with_the_head_s(tmp_path):
+    """Not by Trainer, which clips before new entries have their gradient: a loss of large logits, and steps of norm CLIP."""
+    model = tiny("bert")
+    prepared(model, "id3", MODULES)
+    with torch.no_grad():
+        model.classifier.weight *= 100
+    watch = Watch(model)
+    trainer_of(model, rows_of(48), 1, Schedule(epochs=1, learning_rate=1e-3, batch_size=16), tmp_path, [watch]).train()
+    norms = [torch.nn.utils.get_total_norm(list(taken.values())) for taken in watch.taken]
+    assert "growth.values" in watch.taken[0] and norms == pytest.approx([CLIP] * 3, abs=1e-6)
+
+
 # --- diff pruning ---
 
 
@@ -182,6 +194,13 @@ def test_the_expected_number_of_open_gates():
     assert (abs(shares - expected) <= 4 * (expected * (1 - expected) / 40_000).sqrt()).all()
     assert gates.min() == 0 and gates.max() == 1 and ((gates > 0) & (gates < 1)).any()
     assert torch.equal(hard_concrete(torch.tensor([-9.0, 9.0])), torch.tensor([0.0, 1.0]))
+
+
+def test_gates_are_those_of_the_paper():
+    """Guo et al. 2021: a gate starts at α = 5 and is stretched to (-1.5, 1.5) before it is clamped."""
+    _, link = link_of(Gated, 1, 0.0)
+    assert link.alpha.unique().tolist() == [5.0]
+    assert torch.isclose(hard_concrete(torch.tensor(0.5)), 3 * torch.sigmoid(torch.tensor(0.5)) - 1.5)
 
 
 def on_device(trainer, rows) -> dict[str, torch.Tensor]:

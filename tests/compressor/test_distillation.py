@@ -9,6 +9,7 @@ from torch.nn import functional
 from compressor.models.anatomy import layers_of
 from compressor.pruning.surgery import kept_of, remove
 from compressor.tasks.kinds.classification import distillation_loss
+from compressor.tasks.kinds.spans import BEGINS, ENDS
 from compressor.tasks.predictions import IGNORED
 from compressor.tasks.task_kind import kind_of
 from compressor.training.distillation import HiddenTeacher, hidden_distance
@@ -35,6 +36,27 @@ def test_distillation_loss_by_hand():
     p, q = torch.softmax(teacher / 2, -1), torch.softmax(student / 2, -1)
     expected = 0.5 * -torch.log_softmax(student, -1)[0, 0] + 0.5 * 4 * (p * (p / q).log()).sum()
     assert torch.isclose(distillation_loss(student, teacher, torch.tensor([0])), expected)
+
+
+def test_distillation_loss_of_several_labels_by_hand():
+    """The KL divergence of two Bernoulli distributions, the mean over the labels."""
+    student, teacher, labels = torch.tensor([[1.0, -1.0]]), torch.tensor([[0.5, 0.0]]), torch.tensor([[True, False]])
+    p, q = torch.sigmoid(teacher / 2), torch.sigmoid(student / 2)
+    distance = (p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()).mean()
+    expected = 0.5 * functional.binary_cross_entropy_with_logits(student, labels.float()) + 0.5 * 4 * distance
+    assert torch.isclose(kind_of("multilabel").distillation(student, teacher, labels), expected)
+
+
+def test_losses_of_an_answer_by_hand():
+    """The means of those of its beginning, at the first of two tokens, and of its end, at the second."""
+    kind, labels = kind_of("spans"), torch.tensor([[BEGINS, ENDS]])
+    student, teacher = torch.tensor([[[1.0, 0.0], [-1.0, 3.0]]]), torch.tensor([[[0.5, 2.0], [0.0, 1.0]]])
+    logs = torch.log_softmax(student, 1)
+    loss = -(logs[0, 0, 0] + logs[0, 1, 1]) / 2
+    assert torch.isclose(kind.loss(student, labels), loss)
+    p, q = torch.softmax(teacher / 2, 1), torch.softmax(student / 2, 1)
+    expected = 0.5 * loss + 0.5 * 4 * (p * (p / q).log()).sum(dim=1).mean()
+    assert torch.isclose(kind.distillation(student, teacher, labels), expected)
 
 
 def test_smoothed_labels_are_torch_s():

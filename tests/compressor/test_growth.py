@@ -41,6 +41,12 @@ def test_growth_halts_at_every_stop(budget, steps, schedule, stops):
     assert counts == sorted(set(counts)) and len(counts) <= (steps if schedule == "exact" else COHORTS)
 
 
+def test_a_stop_is_reached_in_the_step_of_the_nearest_target():
+    """Not as soon as Ω may be as large: a checkpoint of a small budget would be of an almost untrained model."""
+    natural = {step: 10 * step for step in range(1, 11)}
+    assert growth_targets(100, 10, "exact", (55,)) == {**natural, 5: 55}
+
+
 def test_a_stop_that_cannot_be_reached_is_an_error():
     model = tiny("bert")
     plant(model, Growth(matrices_of(model, ("query",)), 40, heuristic=Heuristic()))
@@ -79,7 +85,10 @@ def test_cohorts_make_about_3_percent_more_updates(budget, steps):
 def grown(
     repeat: bool, steps: int, budget: int = 12, schedule: str = "exact", architecture: str = "bert", freeze: bool = False
 ):
-    """A tiny model whose Ω grew for `steps`; yields (step, dense scores before, matrices, growth) after every choice."""
+    """A tiny model whose Ω grew for `steps`; yields (step, dense scores before, matrices, growth) after every choice.
+
+    Every choice gives each chosen entry its own gradient, and a new one an optimizer that knows nothing of its slot.
+    """
     model = tiny(architecture)
     model.requires_grad_(False)
     matrices = matrices_of(model, ("query", "ffn_out"))
@@ -95,18 +104,26 @@ def grown(
             (torch.nn.functional.cross_entropy(model(**batch).logits, labels[part], reduction="sum") / 3).backward()
         heard = [growth.gradients[number].clone() for number in range(len(matrices))]
         scores = torch.cat([heuristic(g, m.weight).flatten() for g, m in zip(heard, matrices, strict=True)])
+        before = slots_of(matrices, growth)
         grower.choose(step, optimizer)
+        now = slots_of(matrices, growth)
+        assert torch.equal(growth.values.grad[: len(now)], torch.cat([g.flatten() for g in heard])[now])
+        fresh = torch.cat([now[: len(before)] != before, torch.ones(len(now) - len(before), dtype=torch.bool)]).nonzero()
+        assert not any(state[fresh].any() for state in optimizer.state[growth.values].values())
         yield step, scores, matrices, growth
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
 
+def slots_of(matrices, growth) -> torch.Tensor:
+    """The chosen place of every slot, as an index into all matrices one behind the other."""
+    used = int(growth.count)
+    return torch.tensor(offsets(matrices))[growth.matrix[:used].long()] + growth.index[:used]
+
+
 def places(matrices, growth) -> set[int]:
     """The chosen places as indices into all matrices one behind the other."""
-    starts, used = [0], int(growth.count)
-    for matrix in matrices:
-        starts.append(starts[-1] + matrix.original.numel())
-    return {starts[m] + i for m, i in zip(growth.matrix[:used].tolist(), growth.index[:used].tolist(), strict=True)}
+    return set(slots_of(matrices, growth).tolist())
 
 
 @pytest.mark.parametrize("architecture", ["bert", "gpt2"])
@@ -121,7 +138,8 @@ def test_each_step_adds_the_best_that_are_not_chosen_yet(architecture):
 
 
 def test_repeat_holds_its_budget_and_what_leaves_falls_back():
-    first = None
+    """What comes begins at its weight, too: it takes no value over from what left its slot."""
+    first, before = None, set()
     for _, scores, matrices, growth in grown(True, 6):
         first = first or [matrix.original.clone() for matrix in matrices]
         now = places(matrices, growth)
@@ -131,7 +149,8 @@ def test_repeat_holds_its_budget_and_what_leaves_falls_back():
             for start, matrix, old in zip(offsets(matrices), matrices, first, strict=True)
             for i in (matrix.weight != old).flatten().nonzero()
         }
-        assert moved <= now
+        assert moved <= now & before
+        before = now
 
 
 def test_repeat_chooses_at_every_step_however_small_its_budget_is():

@@ -17,7 +17,7 @@ from compressor.tasks.features import length_of, model_rows, predict, tokens_of,
 from compressor.tasks.kinds.best_spans import MOST_TOKENS, answer_characters, best_span
 from compressor.tasks.kinds.marked import place_of
 from compressor.tasks.kinds.span_marks import has_read_marks
-from compressor.tasks.kinds.spans import BEGINS, ENDS, MARKS, exact, normalized, word_f1
+from compressor.tasks.kinds.spans import BEGINS, ENDS, MARKS, exact, normalized, span_of, word_f1
 from compressor.tasks.predictions import IGNORED, by_row, spread
 from compressor.tasks.reading import read_task
 from compressor.tasks.task_kind import kind_of
@@ -238,6 +238,11 @@ def test_an_answer_has_no_space_around_it():
     found = kind_of("spans").prediction(["start", "end"], logits, ("who", "a fine film"), encoding)
     assert (found.answer, found.start, found.end) == ("fine film", 2, 11)
     assert answer_characters("a  b", [(0, 0), (0, 1), (1, 2), (2, 4)], 2, 2) == (0, 0), "white space alone is no answer"
+
+
+def test_an_answer_takes_no_token_that_touches_it():
+    """In "a film." the answer film has neither the token that ends where it begins, nor the one that begins where it ends."""
+    assert span_of((2, 6), [(0, 0), (0, 2), (2, 6), (6, 7)]) == (2, 2)
 
 
 def test_a_row_that_would_be_cut_is_refused(tmp_path, folder):

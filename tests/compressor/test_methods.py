@@ -10,10 +10,13 @@ from compressor.checkpoint import load, load_state, save_checkpoint, save_state
 from compressor.compression import compression_of
 from compressor.cost import LayerShape, ModelShape, shape_of
 from compressor.deltas.inserts import has_inserts
+from compressor.deltas.kinds.adapter import Adapter
 from compressor.deltas.kinds.low_rank import LowRank
 from compressor.deltas.kinds.mask import Mask
+from compressor.deltas.kinds.prefix import Prefix
 from compressor.deltas.kinds.sparse import Sparse
 from compressor.deltas.links import attach, chain, chains, delta_of, detach, merge_all, merged_copy
+from compressor.deltas.sources import PlainTensors, Scores
 from compressor.errors import UserError
 from compressor.methods import NAMES, Options, apply, trainable_counts
 from compressor.methods import method as method_row
@@ -194,6 +197,30 @@ def test_adapters_of_adapterhub_and_of_mam_compute_their_formulas():
             else:
                 expected = bare(norm, h + x + f(norm.inserts[0], bare(norm, h + x)))
             assert torch.allclose(block.output(block.intermediate(x), x), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", ["lora", "dsee", "propetl-lora"])
+def test_a_low_rank_update_is_scaled_by_alpha_over_its_rank(case):
+    """4 / 2 in OPTIONS, as LoRA has it: with alpha alone it would be `rank` times too strong."""
+    model = tiny("bert")
+    prepared(model, case, MODULES)
+    links = [link for module in model.modules() for link in chain(module) if isinstance(link, LowRank)]
+    assert {link.scale for link in links} == {2.0}
+
+
+def test_what_is_drawn_has_the_spread_that_its_method_names():
+    """N(0, 0.02²) but for a LoRA's B and an adapter's up, which are 0; scores of masks are U(-1/√in, 1/√in)."""
+    weight, hidden = torch.zeros(400, 300), torch.zeros(400)
+    tensors = {
+        **LowRank.tensors(weight, 200),
+        **Adapter.tensors(hidden, 300, std=0.0),
+        **{f"shared {name}": tensor for name, tensor in Adapter.tensors(hidden, 300, std=0.02).items()},
+        **Prefix.tensors(weight, 300),
+    }
+    drawn = {name: float(tensor.std()) for name, tensor in tensors.items() if tensor.any()}
+    assert drawn == pytest.approx(dict.fromkeys(("A", "down", "shared down", "shared up", "keys", "values"), 0.02), rel=0.05)
+    scores = Scores(PlainTensors({"A": torch.zeros(40, 400)}), keep=0.5).A.abs() * 400**0.5
+    assert 0.9 < scores.max() <= 1
 
 
 @pytest.mark.parametrize("first", ["adapter", "adapter-houlsby", "adapter-adapterhub", "mam", "prefix", "lora"])

@@ -66,17 +66,21 @@ def test_head_scores_are_the_sum_over_the_heads_rows(architecture):
     assert torch.isclose(scores[1][1], by_hand.to(scores[1].dtype))
 
 
-def test_weights_that_a_mask_hides_alone_do_not_count():
-    """|W| of a head is that of M ⊙ W, which its model computes with; ΔW counts where W is hidden, too."""
+@pytest.mark.parametrize("hides", ["weight", "both"])
+def test_weights_that_a_mask_hides_do_not_count(hides):
+    """|W| of a head is that of M ⊙ W, which its model computes with; ΔW counts where W alone is hidden."""
     model = tuned(tiny("bert"), "dsee", ("query",))
     changes, layer = changes_of(model), layers_of(model)[0]
     before = {name: weight_scores(model, "heads", name, changes, ("query",))[0] for name in ("weight", "delta")}
     query = layer.matrix("query")
     keep = torch.ones_like(query.original, dtype=torch.bool)
     keep[8:16] = False
-    hide(query, keep, UNSTRUCTURED, "weight")
+    hide(query, keep, UNSTRUCTURED, hides)
     after = {name: weight_scores(model, "heads", name, changes, ("query",))[0] for name in ("weight", "delta")}
-    assert after["weight"][1] == 0 < before["weight"][1] and torch.equal(query.used != 0, keep)
+    computed = query.used if hides == "weight" else query.weight
+    assert after["weight"][1] == 0 < before["weight"][1] and torch.equal(computed != 0, keep)
+    if hides == "both":
+        before["delta"][1] = 0
     assert torch.equal(after["delta"], before["delta"])
 
 
@@ -103,16 +107,21 @@ def test_a_block_where_nothing_changed_is_least_needed_by_delta():
         weight_scores(model, "heads", "delta", {})
 
 
-def test_neuron_scores_take_rows_and_columns():
-    model = tuned(tiny("bert"), "lora", ("ffn_in", "ffn_out"))
+@pytest.mark.parametrize(("architecture", "rows"), [("bert", ["ffn_in"]), ("llama", ["ffn_in", "ffn_gate"])])
+def test_neuron_scores_take_rows_and_columns(architecture, rows):
+    """The rows of both halves of a GLU."""
+    model = tuned(tiny(architecture), "lora", ("ffn_in", "ffn_out"))
     layer, number = layers_of(model)[0], 7
-    for criterion, weight in (
-        ("weight", lambda linear: linear.parametrizations.weight.original),
-        ("weight_plus_delta", lambda linear: linear.weight),
-    ):
+    for criterion, weight in (("weight", lambda matrix: matrix.original), ("weight_plus_delta", lambda matrix: matrix.weight)):
         score = weight_scores(model, "neurons", criterion, changes_of(model))[0][number]
-        into, out = weight(layer.linear("ffn_in")), weight(layer.linear("ffn_out"))
-        assert torch.isclose(score, into[number].abs().sum() + out[:, number].abs().sum())
+        into, out = (weight(layer.matrix(name))[number] for name in rows), weight(layer.matrix("ffn_out"))[:, number]
+        assert torch.isclose(score.double(), sum(part.abs().sum() for part in (*into, out)))
+
+
+def test_a_blocks_score_is_that_of_all_its_matrices():
+    model = tiny("bert")
+    by_hand = sum(matrix.original.abs().sum() for matrix in matrices_of(model, MODULES) if ".layer.1." in matrix.path)
+    assert torch.isclose(weight_scores(model, "layers", "weight", {})[1][0].double(), by_hand)
 
 
 @pytest.mark.parametrize("structure", [*STRUCTURES, "layers"])
@@ -215,6 +224,7 @@ def test_one_ranking_over_all_blocks():
     assert lowest_of_all(scores, 3, [0, 0]) == [[0, 1, 2], []]
     assert lowest_of_all(scores, 3, [1, 1]) == [[0, 1], [0]]
     assert lowest_of_all(scores, 3, [0, 0], normalize=True) == [[0, 1], [0]]
+    assert lowest_of_all([torch.tensor([0.5, 1.0]), torch.ones(4)], 1, [0, 0], normalize=True) == [[0], []], "Euclidean"
 
 
 def test_lowest_breaks_ties_by_index():
@@ -249,6 +259,38 @@ def test_reconstruction_is_the_error_of_a_refit_without_the_unit(architecture, s
 
     # both are relative to the same hidden states
     assert torch.isclose(scores[1][0] / scores[1][1], error(0) / error(1))
+
+
+def seen_at(model, module, batches) -> tuple[torch.Tensor, torch.Tensor]:
+    """Input and output of a module at the real tokens of all batches, (tokens, width) each."""
+    calls = []
+    hook = module.register_forward_hook(lambda module, arguments, output: calls.append((arguments[0], output)))
+    with torch.no_grad():
+        for batch in batches:
+            model(**batch)
+    hook.remove()
+    real = torch.cat([batch["attention_mask"].bool().flatten() for batch in batches])
+    return tuple(torch.cat([states.flatten(end_dim=1) for states in side])[real] for side in zip(*calls, strict=True))
+
+
+def test_reconstruction_is_relative_to_the_states_that_a_unit_adds_to():
+    """One head is left: all that it writes, and the ridge, over what the norm behind it reads. So blocks can be compared."""
+    model, batches = tiny("bert"), [encoding(6, 11), encoding(3, 9)]
+    remove(model, {1: Removal([0, 1, 3])})
+    output = model.bert.encoder.layer[1].attention.output
+    x, _ = seen_at(model, output.dense, batches)
+    states, _ = seen_at(model, output.LayerNorm, batches)
+    weight = output.dense.weight.detach()
+    error = (x @ weight.T).square().sum() + RIDGE * x.square().sum(0).mean() * weight.square().sum()
+    assert torch.isclose(reconstruction_scores(model, "heads", batches)[1][0], error / states.square().sum())
+
+
+def test_reconstruction_of_a_block_is_the_share_of_its_output_that_it_adds():
+    """Over the real tokens of all batches together."""
+    model, batches = tiny("bert"), [encoding(6, 11), encoding(3, 9)]
+    (_, before), (_, after) = (seen_at(model, block.output.LayerNorm, batches) for block in model.bert.encoder.layer[:2])
+    share = (after - before).square().sum() / after.square().sum()
+    assert torch.isclose(reconstruction_scores(model, "layers", batches)[1][0], share)
 
 
 @pytest.mark.parametrize("structure", ["heads", "neurons", "layers"])

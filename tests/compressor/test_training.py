@@ -1,5 +1,6 @@
 """Every method trained: it learns, repeats, goes on after a cut, and splits over batches and processes without a difference."""
 
+import os
 import pickle
 import re
 import shutil
@@ -94,6 +95,13 @@ def stepped(schedule: Schedule, work: Path, case: str = "lora", rows: int = 14) 
     trainer.train()
     assert trainer.state.global_step == schedule.steps(rows)
     return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}, trainer.state.log_history
+
+
+def test_a_part_of_an_epoch_has_as_many_steps_as_it_is_planned_with(tmp_path):
+    """1.3 epochs of two batches are 3 steps: what grows, is projected or warms up goes on to the last one."""
+    schedule = replace(FAST, epochs=1.3)
+    stepped(schedule, tmp_path)
+    assert schedule.steps(14) == 3 and replace(schedule, batch_size=4).steps(28) == 10
 
 
 def test_accumulated_batches_are_one_of_all_their_rows(tmp_path):
@@ -447,3 +455,14 @@ def test_a_growth_ends_as_plain_sparse_links(tmp_path):
     assert links and all(isinstance(link, Sparse) for link in links)
     assert sum(len(link.values) for link in links) == GROWING["id3"][1]["budget"]
     assert all((link.omega[1:] > link.omega[:-1]).all() for link in links)
+
+
+@pytest.mark.parametrize(("name", "value"), [("LOCAL_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "2")])
+def test_variables_of_a_launcher_change_nothing_where_one_process_trains(name, value, tmp_path, monkeypatch):
+    """As of torchrun with one process, or of a shell under mpirun: no group of processes, and as many threads as before."""
+    monkeypatch.setenv(name, value)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    threads = []
+    run("lora", tmp_path, lambda note: threads.append(torch.get_num_threads()), schedule=replace(FAST, epochs=1), rows=8)
+    assert set(threads) == {torch.get_num_threads()} and not torch.distributed.is_initialized()
+    assert os.environ[name] == value

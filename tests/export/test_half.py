@@ -112,6 +112,35 @@ def test_angles_are_fp32_from_the_positions_on(made):
     assert seen > 4
 
 
+def test_softmax_angles_and_distances_are_fp32_in_a_small_graph():
+    """From the positions on; and what follows them is not."""
+    floats, table = np.ones(4, np.float32), np.ones((64, 4), np.float32)
+    nodes = [
+        onnx.helper.make_node("Cast", ["positions"], ["p"], "position", to=TensorProto.FLOAT),
+        onnx.helper.make_node("Mul", ["p", "floats"], ["a"], "angle"),
+        onnx.helper.make_node("Cos", ["a"], ["c"], "cosine"),
+        onnx.helper.make_node("Log", ["p"], ["l"], "logarithm"),
+        onnx.helper.make_node("Mul", ["l", "floats"], ["m"], "distance"),
+        onnx.helper.make_node("Cast", ["m"], ["d"], "whole", to=TensorProto.INT64),
+        onnx.helper.make_node("Gather", ["table", "d"], ["g"], "look up"),
+        onnx.helper.make_node("Add", ["c", "g"], ["s"], "sum"),
+        onnx.helper.make_node("Softmax", ["s"], ["logits"], "softmax"),
+    ]
+    graph = onnx.helper.make_graph(
+        nodes,
+        "made",
+        [onnx.helper.make_tensor_value_info("positions", TensorProto.INT64, ["sequence", 4])],
+        [onnx.helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["sequence", 4, 4])],
+        [onnx.numpy_helper.from_array(array, name) for name, array in (("floats", floats), ("table", table))],
+    )
+    opset = [onnx.helper.make_opsetid("", 20)]
+    proto = onnx.shape_inference.infer_shapes(half(onnx.helper.make_model(graph, opset_imports=opset, ir_version=10)))
+    types = {value.name: value.type.tensor_type.elem_type for value in proto.graph.value_info}
+    types |= {tensor.name: tensor.data_type for tensor in proto.graph.initializer}
+    narrow = [node.name for node in proto.graph.node if TensorProto.FLOAT16 in map(types.get, node.input)]
+    assert {name for name in narrow if "cast" not in name.lower()} == {"look up", "sum"}
+
+
 @pytest.mark.slow
 def test_fp16_is_fused_for_cuda_and_bf16_is_not(made):
     """Attention and norms are one operator each; no block is left with a cast in it."""

@@ -5,6 +5,7 @@ import json
 import random
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +17,8 @@ from compressor.models.first_token import reads_first_token
 from compressor.pruning.surgery import Removal, remove
 from export.latency import table as latency_table
 from export.latency.measure import LatencyVariant, measure, summarize
-from export.latency.table import LatencyTable, exported, fit, measure_table, probes, undisturbed
+from export.latency.passes import Pass
+from export.latency.table import LatencyTable, exported, fit, measure_table, probes, times_of, undisturbed
 from tests.compressor.conftest import EXTRA, tiny
 
 FACTS = {"batch": 2, "shape": {"layers": (1, 2)}}
@@ -152,6 +154,13 @@ def test_a_table_remembers_that_its_processes_waited(monkeypatch):
     monkeypatch.setattr(latency_table, "exported", lambda name, *_given: LatencyVariant(name, "onnxruntime", Path()))
     table = measure_table(tiny("bert"), {}, FACTS, workload=(2, 6))
     assert table.waited == len(probes(tiny("bert"))) / 10
+
+
+def test_the_time_of_a_pass_is_that_of_its_mean_batch(monkeypatch):
+    rows = [SimpleNamespace(variant="x", fastest_ms=80.0, p50=100.0, waited=0.25)]
+    monkeypatch.setattr(latency_table, "measure_passes", lambda *_given, **_options: rows)
+    found = times_of([], Pass("arrival", 2, ({"input_ids": np.ones((2, 5))},) * 4), 3)
+    assert (found.ms, found.waited) == ({"x": 25.0}, 0.25)
 
 
 @pytest.mark.parametrize(("runtime", "precision"), [("onnxruntime", "fp32"), ("openvino", "int8")])

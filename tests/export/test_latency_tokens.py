@@ -1,11 +1,14 @@
 """Tokens that are timed one at a time, on the cache of a prompt; no assertion on a time."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from compressor.checkpoint import save_checkpoint
 from export.graph.decoder import trace_generator
 from export.graph.files import save
+from export.latency import worker as latency_worker
 from export.latency.measure import TOKENS, LatencyVariant, measure
 from export.latency.worker import encoding, session_writer, torch_writer
 from export.runtimes.decoders import Decoder
@@ -27,6 +30,15 @@ def test_pytorch_writes_behind_the_same_prompt_every_time(model):
     assert writer(prompts, 3) > 0 and writer(prompts, 2) > 0
     seen.remove()
     assert lengths == [6, 7, 8, 9, 7, 8]
+
+
+def test_a_time_is_that_of_one_token(monkeypatch):
+    """Of 3 that take 12 ms together, in PyTorch and in a session."""
+    monkeypatch.setattr(latency_worker, "milliseconds", lambda once: 12.0)
+    monkeypatch.setattr(latency_worker, "begun", lambda live, texts, mask, begin: (lambda *given: None, texts, mask))
+    model = SimpleNamespace(past_key_values=None)
+    writers = torch_writer(lambda **given: model), session_writer(None)
+    assert [writer(encoding(2, 6, 99), 3) for writer in writers] == [4.0, 4.0]
 
 
 @pytest.mark.slow

@@ -9,10 +9,10 @@ import pytest
 
 from compressor.errors import CheckError
 from compressor.tasks import KINDS
-from compressor.tasks.metrics import spearman
+from compressor.tasks.metrics import paired_changes, spearman
 from compressor.tasks.task_kind import kind_of
 from export.parity.bounds import BOUNDS, row_of
-from export.parity.compare import MORE_ROWS, Unlabelled, compare, failure, in_other_batches, require, resolved_loss
+from export.parity.compare import MORE_ROWS, RESAMPLES, Unlabelled, compare, failure, in_other_batches, require, resolved_loss
 from export.parity.token_outputs import compare_tokens
 from pipelines.reporting.tables import parity
 from pipelines.terminal.console_table import parity_cells
@@ -172,6 +172,10 @@ def test_what_is_not_shown_is_told_with_the_loss_that_so_many_rows_resolve():
     assert result.passed and 0.01 < result.loss.at_most < 0.06 < result.loss.resolved < 0.12
     assert "200 rows cannot rule out a loss of more than 1.0 points (-2.00 points, 90 % interval -" in result.inconclusive
     assert f"they would detect a loss of {100 * result.loss.resolved:.1f} points 9 times out of 10" in result.inconclusive
+    task = kind_of("classification")
+    (ours, labels), (theirs, _) = (task.metric_inputs(outputs, LABELS) for outputs in (LOGITS, turned(4)))
+    losses = -paired_changes(task.gate.value, theirs, ours, labels, resamples=RESAMPLES)
+    assert (result.loss.at_least, result.loss.at_most) == pytest.approx(np.percentile(losses, [5, 95])), "90 % lie in it"
     few, many = (resolved_loss(0.01, 0.005, rows) for rows in (400, 3000))
     assert 0.025 < many < few < 0.06
 

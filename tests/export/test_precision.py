@@ -147,6 +147,22 @@ def test_the_matrix_behind_an_outlier_is_the_most_sensitive(outlier, static):
     assert all(np.array_equal(torch_forward(model)(batch), old) for batch, old in zip(batches, before, strict=True))
 
 
+@pytest.mark.parametrize("static", [False, True])
+def test_a_difference_is_the_mean_over_the_rows_of_all_batches(static):
+    """By hand, of one matrix: its inputs have one scale of all batches where it is static, else that of each call."""
+    model, batches = tiny("bert", torch.float32), [encoding(2, 9), encoding(4, 20)]
+    name, seen = "bert.encoder.layer.1.output.dense", []
+    hook = model.get_submodule(name).register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    reference = asking(batches)(torch_forward(model))
+    hook.remove()
+    largest = [float(inputs.max()) for inputs in seen]
+    limits = (min(float(inputs.min()) for inputs in seen), max(largest))
+    with quantized(model.get_submodule(name), limits if static else None):
+        changes = np.abs(asking(batches)(torch_forward(model)) - reference)
+    (found,) = rank(model, [name], asking(batches), static=static)
+    assert found.difference == pytest.approx(changes.mean()) and largest[0] > largest[1]
+
+
 def test_words_of_unequal_sentences_are_what_a_ranking_asks():
     """The answers at labels alone, whatever the lengths of a batch."""
     model = tiny("bert", torch.float32, auto=AutoModelForTokenClassification)

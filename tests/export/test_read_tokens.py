@@ -182,6 +182,36 @@ def test_operators_within_a_token_are_narrowed_and_those_across_tokens_are_not()
     assert np.allclose(want, got, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("node", "shape", "axis"),
+    [
+        (helper.make_node("Softmax", ["a"], ["b"], axis=1), THREE, 1),
+        (helper.make_node("Slice", ["a", "from", "to", "tokens"], ["b"]), ["batch", 2, 4], 1),
+        (helper.make_node("Concat", ["a", "a"], ["b"], axis=1), ["batch", "twice", 4], 1),
+        (helper.make_node("Split", ["a"], ["c", "b"], axis=1, num_outputs=2), ["batch", "rest", 4], 1),
+        (helper.make_node("Reshape", ["a", "halves"], ["b"]), ["batch", "twice", 2], 1),
+        (helper.make_node("Identity", ["a"], ["b"]), THREE, 2),
+    ],
+    ids=["softmax", "slice", "concat", "split", "reshape", "a product's features"],
+)
+def test_operators_across_the_axis_that_is_read_get_all_of_it(node, shape, axis):
+    """Over tokens, by an axis counted from the end, too; and of a product every column, though the first alone is read."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"], "early"),
+        node,
+        helper.make_node("Gather", ["b", "zero"], ["read"], "gather", axis=axis),
+    ]
+    constants = {"w": W, "zero": np.array(0), "from": np.array([1]), "to": np.array([3]), "tokens": np.array([-2])}
+    constants["halves"] = np.array([0, -1, 2])
+    values = {"a": THREE, "b": shape, **({"c": ["batch", "first", 4]} if "c" in node.output else {})}
+    graph = graph_of(nodes, {"read": [size for place, size in enumerate(shape) if place != axis]}, constants, values)
+    made = read_tokens(graph)
+    assert tokens_of(made) == {"early": "sequence"}
+    x = np.random.default_rng(1).normal(size=(2, 5, 4)).astype(np.float32)
+    want, got = (plain_session(each).run(None, {"x": x})[0] for each in (graph, made))
+    assert np.allclose(want, got, atol=1e-6)
+
+
 def test_a_slice_that_names_no_axes_gets_all_tokens():
     """It may cut the tokens, too."""
     nodes = [

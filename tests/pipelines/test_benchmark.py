@@ -173,6 +173,15 @@ def test_positions_that_a_file_holds_projected_are_none_of_its_time(tmp_path):
     assert shares[0] - shares[1] == pytest.approx(2 * 3 * 4 * 4 / 1e6)
 
 
+@pytest.mark.parametrize(("runtime", "saved"), [("pytorch", False), ("onnxruntime", True)])
+def test_tokens_that_the_head_does_not_read_are_none_of_a_file_s_time(runtime, saved, tmp_path):
+    """Of each of 2 rows; PyTorch computes them."""
+    shape = ModelShape(4, (LayerShape(1, 4, 8),), other=0, head=0, head_macs=8)
+    call = (LIMITS, 1.0, [(2, 8)], Candidate("dense", "dense", runtime, "fp32", tmp_path, 1), shape)
+    all_tokens, first = (costs.share_of(*call, first=first)["limit_share"] for first in (False, True))
+    assert all_tokens - first == pytest.approx(saved * 2 * shape.unread_flops(8) / 1e6)
+
+
 def test_on_a_gpu_and_where_they_are_not_wanted_or_cannot_be_measured_there_are_no_limits(ready, monkeypatch):
     told, workspace = [], SimpleNamespace(say=lambda text: told.append(text))
     monkeypatch.setattr(timings, "measure_limits", lambda threads: None)

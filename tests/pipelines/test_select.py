@@ -1,10 +1,19 @@
-"""The select stage by gradients: how many rows it scores on, and over which tensors a gradient is clipped."""
+"""The select stage: how many rows it scores on by gradients, over which tensors one is clipped; what is no candidate, and what
+random positions are drawn by."""
+
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import torch
 from safetensors.torch import load_file
 
+from compressor.deltas.kinds.mask import Mask
+from compressor.models.anatomy import matrices_of
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
+from pipelines.stages.select import run as select_run
+from pipelines.stages.select.config import SelectConfig
+from tests.compressor.conftest import tiny
 from tests.tiny import write_pipeline
 
 ROWS = 20
@@ -40,3 +49,18 @@ def test_a_gradient_of_every_parameter_is_clipped_as_a_whole(tmp_path):
         for name, keys in (("free", {}), ("loose", {"clip": 1e6}), ("tight", {"clip": 1e-3}))
     )
     assert equal(free, loose) and not equal(free, tight)
+
+
+def test_hidden_weights_are_no_candidates_and_each_matrix_has_a_draw_of_its_own(monkeypatch):
+    """Or matrices of equal shape would get equal positions."""
+    model = tiny("bert")
+    first, *_ = matrices_of(model, ("query",))
+    keep = torch.ones_like(first.original, dtype=torch.bool)
+    keep[8:16] = False
+    first.attach(Mask(keep))
+    monkeypatch.setattr(select_run, "untuned_model", lambda inputs: model)
+    quiet = SimpleNamespace(progress=lambda *_: nullcontext(SimpleNamespace(advance=lambda: None)))
+    config = SelectConfig(score="random", count=4, modules=["query"])
+    _, matrices, scores = select_run._by_weights(config, SimpleNamespace(seed=0), quiet)
+    hidden, second, third = (scores[matrix.path] for matrix in matrices)
+    assert torch.equal(hidden != 0, keep) and not torch.equal(second, third)
