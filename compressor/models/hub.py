@@ -23,7 +23,7 @@ from compressor.models.files.weight_files import FLOATS, INDEX, WEIGHTS, StoredT
 from compressor.models.loaded_config import check_activations, plain_outputs
 from compressor.models.row_file import row_digest, row_entry, row_in
 from compressor.models.special_tokens import padding_id, start_id
-from compressor.models.tasks_table import HEAD_TASKS, task_of_class
+from compressor.models.tasks_table import HEAD_TASKS, require_head, task_of_class
 from compressor.models.tied import stored_apart, untie
 from compressor.run_store import is_run, last_model
 from compressor.text_files import from_home, written_as_path
@@ -255,16 +255,7 @@ def weightless_model(folder: Path, label_names: list[str], auto_class: str = SEQ
 
     config = config_of(folder)
     row = row_of(config.model_type)
-    if auto_class == TOKENS and not row.bidirectional:
-        what = f"a '{row.model_type}' has no token-classification head here"
-        raise UserError("E309", what, "Use an encoder, such as a BERT", str(folder))
-    if auto_class == GENERATES and not row.head_on_tokens:
-        what = f"a '{row.model_type}' is not trained to generate here"
-        fix = "Say kind: text2text" if row.has_decoder else "Use a decoder: a GPT-2, a Llama or a Qwen3"
-        raise UserError("E309", what, fix, str(folder))
-    if auto_class == TEXT2TEXT and not row.has_decoder:
-        what = f"a '{row.model_type}' has no decoder behind an encoder, as a task of kind text2text needs"
-        raise UserError("E309", what, "Use a T5; a GPT-2, a Llama or a Qwen3 is for kind: generation", str(folder))
+    require_head(row, auto_class, folder)
     name_outputs(config, label_names)
     # a decoder's head looks for the last token that is not padding, by this key
     config.pad_token_id = padding_id(config, folder)

@@ -1,13 +1,20 @@
 """The tasks whose models are read: the Hub's word for each, its Auto class, and what exports and peft call it.
 
-optimum's `TasksManager` maps model classes to tasks and tasks to Auto classes; only this module uses it. It loads torch and
-transformers, so it is imported only when a model is needed.
+Which of them the models of an architecture have is asked here, too. optimum's `TasksManager` maps model classes to tasks and
+tasks to Auto classes; only this module uses it. It loads torch and transformers, so it is imported only when a model is needed.
 """
 
 from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from compressor.errors import UserError
+
+if TYPE_CHECKING:
+    from compressor.models.architectures import Architecture
 
 
 @dataclass(frozen=True)
@@ -28,6 +35,21 @@ HEAD_TASKS = (
     HeadTask("text2text-generation", "AutoModelForSeq2SeqLM", "generation", "SEQ_2_SEQ_LM"),
 )
 BY_AUTO_CLASS = {task.auto_class: task for task in HEAD_TASKS}
+
+
+def require_head(row: Architecture, auto_class: str, folder: Path) -> None:
+    """Raise UserError E309 where an architecture, that of the model in `folder`, has no head of an Auto class."""
+    task = BY_AUTO_CLASS[auto_class].name
+    if task == "token-classification" and not row.bidirectional:
+        what = f"a '{row.model_type}' has no token-classification head here"
+        raise UserError("E309", what, "Use an encoder, such as a BERT", str(folder))
+    if task == "text-generation" and not row.head_on_tokens:
+        what = f"a '{row.model_type}' is not trained to generate here"
+        fix = "Say kind: text2text" if row.has_decoder else "Use a decoder: a GPT-2, a Llama or a Qwen3"
+        raise UserError("E309", what, fix, str(folder))
+    if task == "text2text-generation" and not row.has_decoder:
+        what = f"a '{row.model_type}' has no decoder behind an encoder, as a task of kind text2text needs"
+        raise UserError("E309", what, "Use a T5; a GPT-2, a Llama or a Qwen3 is for kind: generation", str(folder))
 
 
 def auto_model_of(task: HeadTask) -> type:

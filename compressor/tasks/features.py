@@ -11,6 +11,7 @@ import numpy as np
 
 from compressor.accelerator import accelerated
 from compressor.errors import UserError
+from compressor.tasks.listing import cell_shown
 from compressor.tasks.predictions import IGNORED, predictions_in
 from compressor.tasks.rows import Split
 
@@ -94,13 +95,12 @@ def check_ends(tokenizer, rows: list[dict[str, list[int]]], split: Split, end: i
     if not expected:
         what = f"the tokenizer does not end a row with '{word}', the token that the task head reads"
         raise UserError("E212", what, "Use the tokenizer that the model was trained with", str(where))
-    pairs = ((part, texts) for row, texts in zip(rows, split.texts, strict=True) for part in model_rows([row]))
-    for row, texts in pairs:
-        if (count := row["input_ids"].count(end)) != expected:
-            what = f"the text {texts[0]!r:.60} makes {count} tokens '{word}', not {expected}"
-            raise UserError(
-                "E212", what, "Remove that token from the text: the task head reads the model's state there", str(where)
-            )
+    fix = "Remove that token from the text: the task head reads the model's state there"
+    for row, texts, line in zip(rows, split.texts, split.lines, strict=True):
+        for part in model_rows([row]):
+            if (count := part["input_ids"].count(end)) != expected:
+                what = f"the text {cell_shown(texts[0])} makes {count} tokens '{word}', not {expected}"
+                raise UserError("E212", what, fix, f"{where}:{line}")
 
 
 def pad(rows: list[dict[str, list[int]]], pad_id: int) -> Encoding:

@@ -20,8 +20,10 @@ def listed(names: Sequence[str]) -> str:
 
 
 def cell_shown(cell: object) -> str:
-    """A cell of a data file for a message; a missing one, or a null of JSON, is None only to Python."""
-    return "nothing" if cell is None else f"{cell!r:.60}"
+    """A cell of a data file for a message, its end left out if it is long; a missing one, or a null of JSON, is None only to
+    Python."""
+    text = "nothing" if cell is None else repr(cell)
+    return text if len(text) <= 60 else f"{text[:56]}...{text[-1]}"
 
 
 def repeated(names: Iterable[str]) -> str | None:

@@ -199,8 +199,9 @@ def counted(rows: int) -> str:
 
 
 def _lines(split: Split, rows: Sequence[int]) -> str:
-    more = ", ..." if len(rows) > SHOWN else ""
-    return f"{'line' if len(rows) == 1 else 'lines'} {', '.join(f'{split.lines[row]}' for row in rows[:SHOWN])}{more}"
+    lines = list(dict.fromkeys(split.lines[row] for row in rows))  # a line with several targets is as many rows
+    more = ", ..." if len(lines) > SHOWN else ""
+    return f"{'line' if len(lines) == 1 else 'lines'} {', '.join(map(str, lines[:SHOWN]))}{more}"
 
 
 def lines_of(account: dict[str, Any]) -> Iterator[str]:

@@ -26,7 +26,9 @@ from typing import Any
 
 from compressor.account import Plan
 from compressor.cost import human_bytes
+from compressor.errors import UserError
 from compressor.processor import free_memory
+from pipelines.engine.disk import require_writable
 from pipelines.engine.stage import Entry
 from pipelines.file.config import Pipeline
 from pipelines.reporting.format import human_seconds
@@ -61,6 +63,10 @@ def needs_of(pipeline: Pipeline, plans: Sequence[Plan], account: dict[str, Any],
         _warn(account, "temporary files", temporary, free["temporary"], f" in {folder}")
     else:
         disk += temporary
+    try:
+        require_writable(out, "give --out")
+    except UserError as error:
+        account["warnings"].append(f"{error.where}: {error.what}; {error.fix}")
     _warn(account, "memory", memory, free["memory"])
     _warn(account, "disk", disk, free["disk"])
     least, most = (human_seconds(bound) for bound in seconds)

@@ -15,6 +15,7 @@ from compressor.models.architectures import row_of
 from compressor.models.files.model_folder import COPIED
 from compressor.models.hub import config_of, end_id, resolve
 from compressor.models.special_tokens import tokenizer_of
+from compressor.models.tasks_table import require_head
 from compressor.run_store import STORE
 from compressor.tasks import data_files, named_files
 from compressor.tasks.data import read_data, read_test_rows
@@ -54,14 +55,17 @@ class Ready:
 
 def check_inputs(pipeline: Pipeline) -> Ready:
     """Resolve the models and read the data. Raises UserErrors with all E113, E2xx and E3xx faults, and those of files that
-    stages name."""
+    stages name; E309 for the first kind of task that does not fit the model, where all else does."""
     faults: list[UserError] = []
+    heads: list[UserError] = []
     base = None
     try:
         base = resolve(pipeline.model, relative_to=pipeline.source_folder)
         if pipeline.architecture is not None:
             faults += _unproven(pipeline, base.folder)
-        faults += length_faults(pipeline, base.folder)
+        heads = head_faults(pipeline, base.folder)
+        # a kind that does not fit the model may ask for other lengths, too
+        faults += [] if heads else length_faults(pipeline, base.folder)
     except UserError as error:
         faults += with_place(error, pipeline.source.where(("model",))).errors
     for path, task in pipeline.all_tasks.items():
@@ -71,8 +75,8 @@ def check_inputs(pipeline: Pipeline) -> Ready:
             faults += with_keys(error, pipeline, path)
     models, more = _other_models(pipeline)
     faults += more
-    if base is None or faults:
-        raise UserErrors(faults)
+    if base is None or faults or heads:
+        raise UserErrors(faults or heads)
     files = {file: sha256_kept(file) for task in pipeline.all_tasks.values() for file in data_files(task)}
     reference = BaseModelReference(base.reference, base.folder, base.sha256)
     ready = Ready(pipeline, reference, files, models, tuple(_skipped(pipeline)), copied_digests(base.folder))
@@ -160,6 +164,17 @@ def with_keys(error: UserError, pipeline: Pipeline, path: KeyPath) -> list[UserE
         what = f"{fault.what} ({pipeline.source.where((*path, *key))})" if key else fault.what
         faults.append(UserError(fault.code, what, fault.fix, fault.where))
     return faults
+
+
+def head_faults(pipeline: Pipeline, model: Path) -> list[UserError]:
+    """E309 for the first kind of task for which the model in this folder has no head."""
+    row = row_of(json.loads((model / "config.json").read_text(encoding="utf-8"))["model_type"])
+    try:
+        for task in pipeline.all_tasks.values():
+            require_head(row, kind_of(task.kind).auto_class, model)
+    except UserError as error:
+        return [error]
+    return []
 
 
 def length_faults(pipeline: Pipeline, model: Path) -> Iterator[UserError]:

@@ -68,14 +68,15 @@ def run_pipeline(
     """
     run = prepare(pipeline, out, from_, until, force)
     ahead = _look_ahead(run, damaged_is_missing=not dry_run)
-    # the plan needs an import of torch, which a fully reused run avoids
+    if not dry_run:
+        check_environment(run.entries[len(ahead) :])
+        check_folder(run.out, pipeline.name, [f"{entry.id}.log" for entry in run.entries])
+    # last: the plan needs an import of torch, which takes seconds, and which a fully reused run avoids
     plan = make_plan(run.ready, run.stop_after) if dry_run or len(ahead) < len(run.entries) else None
     if dry_run:
         return RunResult(
             run.folder, {artifact.entry: artifact for artifact in ahead}, tuple(artifact.entry for artifact in ahead), plan=plan
         )
-    check_environment(run.entries[len(ahead) :])
-    check_folder(run.out, pipeline.name, [f"{entry.id}.log" for entry in run.entries])
     try:
         with stopping(), holding(run):
             return _execute(run, console or _console())

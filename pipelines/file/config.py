@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,7 @@ from pipelines.file.faults import nearest, validated
 from pipelines.file.overrides import Preset, normalize, override, preset_keys, preset_wholes, raw_stages, stage_ids
 from pipelines.file.pipeline_file import PipelineFile
 from pipelines.file.task_keys import task_faults, with_paths
-from pipelines.file.yaml_source import KeyPath, YamlSource, first_of, parse, read_yaml
+from pipelines.file.yaml_source import SET, SWEEP, KeyPath, YamlSource, first_of, parse, read_yaml
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 TABLE_KEYS = ("grid", "scales", "seeds", "subsets")
@@ -83,10 +84,19 @@ def find_pipeline(name: str) -> Path:
     except OSError:  # a name that is too long
         pass
     if name not in recipes:
-        raise UserError(
-            "E110", f"no pipeline file '{name:.200}'", nearest(name, list(recipes), "Give a file, or a bundled recipe")
-        )
+        fix = nearest(name, list(recipes), "Give a file, or a bundled recipe", also=_files_beside(name))
+        raise UserError("E110", f"no pipeline file '{name:.200}'", fix)
     return recipes[name]
+
+
+def _files_beside(name: str) -> list[str]:
+    """The YAML files in the folder of a file that is not there, each as the name would say it."""
+    folder, _ = os.path.split(name)
+    try:
+        files = sorted(os.listdir(folder or "."))
+    except (OSError, ValueError):
+        return []
+    return [os.path.join(folder, file) for file in files if file.endswith((".yaml", ".yml"))]
 
 
 def load_pipeline(
@@ -95,10 +105,12 @@ def load_pipeline(
     presets: Sequence[Preset] = (),
     data: Path | None = None,
     text: str | None = None,
+    swept: Sequence[str] = (),
 ) -> Pipeline:
     """Read, override (`tune.rank=8`) and check a pipeline file; `text` is what it held, if it was read before.
 
-    `presets` are what a sweep sets for one row of a table, before the overrides. Data files are relative to `data`, by default
+    `presets` are what a sweep sets for one row of a table, before the overrides, `swept` the other keys that it sets, in their
+    form and after them. Data files are relative to `data`, by default
     the file's folder; tasks of GLUE are then in that folder, and nowhere else.
 
     Raises UserErrors with every fault found: E101 to E109, and those of the stages' own checks; UserError E230 to E233 for a
@@ -120,9 +132,9 @@ def load_pipeline(
     glue = GlueTasks(source, data, download)
     _collect(glue.expand)  # its faults count when all is set
     faults += _collect(preset_keys, source, presets)
-    for text in overrides:
+    for giver, setting in (*((SET, text) for text in overrides), *((SWEEP, text) for text in swept)):
         _collect(glue.expand)  # a row or an override may name another task of GLUE, and the next one a key of it
-        faults += _collect(override, source, text)
+        faults += _collect(override, source, setting, giver)
     glue.expand()
     wanted = use_hub_files(source, data)
     top, top_faults = validated(PipelineFile, source, ())
@@ -137,7 +149,7 @@ def load_pipeline(
     task = with_paths(top.task, data) if top.task else None
     # sorted: the order affects random numbers, and must not depend on the order in the file
     tasks = {name: with_paths(config, data) for name, config in sorted((top.tasks or {}).items())}
-    command = command_of(path, overrides, presets)
+    command = command_of(path, [*overrides, *swept], presets)
     stages = tuple(_with_files(_completed(entry, entries, top), folder) for entry in entries)
     return Pipeline(top.name, top.model, task, top.seed, top.threads, stages, folder, source, tasks, command, row)
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from rich.progress import Progress
 
 from compressor.errors import UserError, UserErrors
+from compressor.printable import printable
 from compressor.tasks import TaskConfig
 from compressor.tasks.sources.glue import PREFIX, glue_keys
 from compressor.tasks.sources.hub_set import HubSplit, fetch, is_hub, parse
@@ -125,6 +126,7 @@ def _texts_in(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
 @contextmanager
 def _progress(split: HubSplit) -> Iterator[Callable[[int], None]]:
     """Context with a function to be told the number of rows so far: a bar on a terminal, else a line now and then."""
+    shown = printable(split.reference)
     console = PlainConsole(stderr=True, force_terminal=can_move(sys.stderr))
     last = time.monotonic()
 
@@ -132,11 +134,11 @@ def _progress(split: HubSplit) -> Iterator[Callable[[int], None]]:
         nonlocal last
         if time.monotonic() - last >= QUIET_SECONDS:
             last = time.monotonic()
-            console.print(f"{split.reference}: {rows:,} rows", markup=False, highlight=False, soft_wrap=True)
+            console.print(f"{shown}: {rows:,} rows", markup=False, highlight=False, soft_wrap=True)
 
     if not console.is_terminal:
         yield print_sometimes
         return
     with Progress(console=console, transient=True) as bar:
-        task = bar.add_task(split.reference, total=split.rows)
+        task = bar.add_task(shown, total=split.rows)
         yield lambda rows: bar.update(task, completed=rows)

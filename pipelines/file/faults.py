@@ -36,9 +36,10 @@ BOUNDS = {
 }
 
 
-def nearest(name: str, names: Sequence[str], introduction: str) -> str:
-    """Suggestion for an unknown name: "Did you mean 'rank'?", or the list of known names."""
-    near = difflib.get_close_matches(name, names, n=1)
+def nearest(name: str, names: Sequence[str], introduction: str, also: Sequence[str] = ()) -> str:
+    """Suggestion for an unknown name: "Did you mean 'rank'?", or the list of known names, without those that may be meant,
+    `also`."""
+    near = difflib.get_close_matches(name, [*also, *names], n=1)
     return f"Did you mean '{near[0]}'?" if near else f"{introduction}: {', '.join(names) or 'none'}"
 
 

@@ -34,6 +34,10 @@ PIPELINE = FileKind(
     encoding="E101",
 )
 
+GIVERS = SET, SWEEP = "--set", "the sweep's"
+"""What gives keys and values that are in no pipeline file: an option; and a sweep, by --over, a grid file, its seeds or its
+subsets."""
+
 KeyPath = tuple[str | int, ...]
 
 NULL = re.compile(r"~|null|Null|NULL|")
@@ -70,7 +74,8 @@ def dotted(path: KeyPath) -> str:
 
 @dataclass
 class YamlSource:
-    """The data of one file, and the location of each value: `marks` maps a key path to 'FILE:LINE' or to a --set option."""
+    """The data of one file, and the location of each value: `marks` maps a key path to 'FILE:LINE', or to a word of GIVERS and
+    the key with its value."""
 
     data: Any
     marks: dict[KeyPath, str] = field(default_factory=dict)
@@ -98,7 +103,7 @@ class YamlSource:
         for length in range(len(path), -1, -1):
             if path[:length] in self.marks:
                 mark = self.marks[path[:length]]
-                return mark if mark.startswith("--set") or not path else f"{mark}: {dotted(path)}"
+                return mark if mark.startswith(GIVERS) or not path else f"{mark}: {dotted(path)}"
         return dotted(path)
 
     def has(self, path: KeyPath) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from operator import itemgetter
 from pathlib import Path
 
 from compressor.account import Plan
@@ -12,7 +13,7 @@ from compressor.models.architectures import row_of
 from compressor.models.hub import config_of
 from compressor.models.normalized import normalized
 from compressor.processor import default_threads, processor
-from compressor.tasks import GENERATED, MOST_TOKENS, Subset, TaskConfig
+from compressor.tasks import GENERATED, MOST_TOKENS, Subset, TaskConfig, data_files
 from compressor.tasks.data import task_tokenizer
 from compressor.tasks.features import sequences_of, tokens_of
 from compressor.tasks.rows import Split
@@ -47,11 +48,13 @@ def max_length(splits: Mapping[str, Split], task: TaskConfig, folder: Path) -> t
     lengths = {role: tokens_of(tokenizer, split, kind.continues) for role, split in splits.items()}
     uncut = not kind.truncates
     needed = lengths if uncut else {role: kind.least_tokens(tokenizer, split) for role, split in splits.items()}
-    least = max((count for counts in needed.values() for count in counts), default=0)
+    places = [(count, role, row) for role, counts in needed.items() for row, count in enumerate(counts)]
+    least, role, row = max(places, key=itemgetter(0), default=(0, "train", 0))
     if least > most:
+        where = f"{dict(zip(splits, data_files(task), strict=True))[role]}:{splits[role].lines[row]}"
         what = f"the longest row has {least} tokens" if uncut else f"the marked spans of a row need {least} tokens"
         fix = "Split such rows or drop them: here nothing may be cut off"
-        raise UserError("E213", f"{what}, and the model has positions for {most}", fix, str(task.train))
+        raise UserError("E213", f"{what}, and the model has positions for {most}", fix, where)
     counts = sorted(lengths["train"])
     usual = counts[min(int(0.99 * len(counts)), len(counts) - 1)]
     length = min(max(-(-max(usual, least) // 8) * 8, 16), most)

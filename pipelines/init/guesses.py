@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ from pipelines.init.list_guesses import (
 
 MOST_CLASSES, MOST_GRADES = 200, 20
 """Largest number of distinct words, and of distinct integers, in a column of classes."""
+PYTHON_LIST = re.compile(r"""\[\s*(['"].*)?\]""", re.DOTALL)
+"""A list of texts as Python, numpy and pandas write it; none as [joy] or [18-24], which may be classes."""
 MOSTLY = 0.75
 """Share of the rows above which one class is most of them: accuracy then says little about the others."""
 
@@ -128,6 +131,15 @@ class DataColumn:
         """Some of the column's values, for a message."""
         shown = ["".join(letter if letter.isprintable() else " " for letter in text[:30]) for text in self.distinct[:4]]
         return ", ".join(shown) + (", ..." if len(self.distinct) > len(shown) else "")
+
+
+def named_columns(names: Sequence[str], columns: Sequence[str]) -> tuple[str, ...]:
+    """The columns that the names of --text mean: one whose own name holds the commas between them, or for each the column of
+    this name, else the only one that has white space around it."""
+    if names and (joined := ",".join(names)) in columns:
+        return (joined,)
+    spaced = {name: [column for column in columns if column.strip() == name] for name in names}
+    return tuple(spaced[name][0] if name not in columns and len(spaced[name]) == 1 else name for name in names)
 
 
 def guess(table: DataTable, text: Sequence[str] = (), label: str | None = None, kind: str | None = None) -> Guess:
@@ -279,6 +291,12 @@ def _kind(table: DataTable, label: DataColumn) -> tuple[str, str]:
     """multilabel, regression or classification, by the labels. Raises UserError E131 if they fit none."""
     if label.values and all(labels_of(value) is not None for value in label.values):
         return "multilabel", f"'{label.name}' holds lists of labels"
+    odd = [text for text in label.distinct if labels_of(text) is None]
+    if odd and not label.lists and all(map(PYTHON_LIST.fullmatch, label.distinct)):
+        first = next(text for text in label.texts if text in odd)
+        what = f"column '{label.name}' holds lists as Python writes them, {first:.60}, and no JSON"
+        fix = 'Write them by json.dumps, as ["joy", "love"], or as joy, love; --kind classification makes each one class'
+        raise UserError("E131", what, fix, str(table.path))
     count = len(label.distinct)
     grades = sorted(set(map(float, label.distinct))) if label.numbers else []
     if label.numbers and (label.fractions or len(grades) > MOST_GRADES):

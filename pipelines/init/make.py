@@ -22,6 +22,7 @@ from compressor.account import Plan
 from compressor.errors import UserError, UserErrors
 from compressor.models.architectures import row_of
 from compressor.models.hub import config_of, find_folder, resolve
+from compressor.printable import printable
 from compressor.tasks import GENERATED, PACKED, TaskConfig, ending
 from compressor.tasks.reading import TaskData, read_task, read_tests
 from compressor.tasks.sources.hub_set import is_hub
@@ -33,7 +34,7 @@ from pipelines.init import defaults
 from pipelines.init.data_files import DataTable, Files, find_files, read_table, require_name, role_of
 from pipelines.init.first_numbers import STEPS_FOR, first_subset, has_places, max_length, time_of, timed_length, used_rows
 from pipelines.init.first_pipeline import Facts, pipeline_text
-from pipelines.init.guesses import Guess, guess, notes_on, unlabelled
+from pipelines.init.guesses import Guess, guess, named_columns, notes_on, unlabelled
 from pipelines.init.row_split import split_rows
 
 
@@ -81,7 +82,7 @@ Say = Callable[[str, str], None]
 
 
 def _say(title: str, text: str) -> None:
-    click.echo(f"{title:<12}{text}")
+    click.echo(printable(f"{title:<12}{text}"))
 
 
 def _columns(text: str | None) -> tuple[str, ...]:
@@ -157,6 +158,7 @@ def _chosen(options: InitOptions) -> Files:
         tests = tuple(path for path in files.tests if not _same(path, options.validation))
         return replace(files, validation=options.validation, tests=tests)
     if not options.split and files.validation is None and files.test is None:
+        read_table(files.train)  # one that cannot be read is the first thing to fix
         fix = "Name a second file: --validation FILE, or set rows apart: --split 0.1"
         raise UserError("E130", "no rows to measure quality on", fix, str(files.train))
     return files
@@ -165,8 +167,7 @@ def _chosen(options: InitOptions) -> Files:
 def _read(options: InitOptions, files: Files) -> tuple[DataTable, DataTable, Guess]:
     """Both tables, and the guessed task."""
     train = read_table(files.train)
-    text = (",".join(options.text),) if ",".join(options.text) in train.columns else options.text
-    guessed = guess(train, text, options.label, options.kind)
+    guessed = guess(train, named_columns(options.text, train.columns), options.label, options.kind)
     if options.split:
         return *split_rows(train, options.split, guessed), guessed
     validation = read_table(files.validation or files.test)

@@ -222,19 +222,20 @@ def given_scores(predictions: Sequence, names: Sequence[str], *_: object) -> np.
     return scores
 
 
-def sigmoid(logits: np.ndarray, *_: object) -> np.ndarray:
-    """Probability of each label."""
-    return 1 / (1 + np.exp(-logits.astype(np.float64)))
+def expected_labels(logits: np.ndarray, *_: object) -> np.ndarray:
+    """Probability of each label less a half: as of a logit, what is above 0 is predicted."""
+    return 1 / (1 + np.exp(-logits.astype(np.float64))) - 0.5
 
 
 def given_labels(predictions: Sequence, names: Sequence[str], *_: object) -> np.ndarray:
-    """The scores; NaN where the predicted labels are not those with a score above 0.5, to which a logit may be rounded."""
+    """The scores less a half; NaN where the predicted labels are not those with a score above 0.5, to which a logit may be
+    rounded."""
     scores = np.array([[prediction.scores.get(name, np.nan) for name in names] for prediction in predictions])
     for row, prediction in zip(scores, predictions, strict=True):
         chosen = [name in prediction.labels for name in names]
         if not (np.where(chosen, row, 1 - row) >= 0.5).all() or prediction.labels != tuple(compress(names, chosen)):
             row[:] = np.nan
-    return scores
+    return scores - 0.5
 
 
 def given_tags(predictions: Sequence, names: Sequence[str], *_: object) -> np.ndarray:
@@ -266,7 +267,7 @@ ANSWERS = {
     "marked": Answers(softmax, given_scores),
     "regression": Answers(lambda logits, _: logits, lambda predictions, *_: np.array([[one.value] for one in predictions])),
     "tokens": Answers(lambda logits, _: one_hot(logits.argmax(axis=1), logits.shape[1]), given_tags),
-    "multilabel": Answers(sigmoid, given_labels),
+    "multilabel": Answers(expected_labels, given_labels),
     "spans": Answers(chosen_spans, given_spans),
     "choices": Answers(softmax, lambda predictions, *_: np.array([one.scores for one in predictions])),
 }

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
+import re
+import shlex
 import tempfile
 import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from compressor.errors import CompressError
+from compressor.errors import CompressError, UserError
 from pipelines.engine.disk import disk_fault, shortened
+from pipelines.engine.environment import PROJECT
 from pipelines.engine.memory import memory_fault
 
 
 def coded(error: BaseException, doing: str, folders: Sequence[Path] = (), out: Path | None = None) -> CompressError:
-    """Convert to a coded error: the error itself, E804, E801 (disk), E908 (memory), or E899 with its traceback in a file.
+    """Convert to a coded error: the error itself, E804, E801 (disk), E908 (memory), E901 (a package is missing), or E899 with
+    its traceback in a file.
 
     `doing` names what failed; the file is written to the first writable folder of `folders`, the user's state folder and the
     temporary folder.
@@ -26,10 +31,31 @@ def coded(error: BaseException, doing: str, folders: Sequence[Path] = (), out: P
         return error
     if used_up := memory_fault(error):
         return used_up
+    if missing := _package_fault(error, doing):
+        return missing
     path = write_traceback(error, [*folders, *_usual_folders()])
     where = f"its traceback is in {path}" if path else "its traceback could not be written anywhere"
     reason = f"{type(error).__name__}: {error}".removesuffix(": ")
     return CompressError("E899", f"{doing} failed unexpectedly ({shortened(reason)})", f"This is a bug; {where}")
+
+
+MODULES = {"google": "protobuf", "google.protobuf": "protobuf", "yaml": "pyyaml"}
+"""Module -> the package of another name that has it."""
+
+
+def _package_fault(error: BaseException, doing: str) -> UserError | None:
+    """E901 where a package is not installed that comes with this project, None for any other error."""
+    if not isinstance(error, ModuleNotFoundError) or not error.name:
+        return None
+    package = MODULES.get(error.name, error.name.replace("_", "-"))
+    try:
+        lines = importlib.metadata.requires(PROJECT) or ()
+    except importlib.metadata.PackageNotFoundError:  # run from its source
+        return None
+    for line in lines:
+        if re.match(r"[A-Za-z0-9._-]+", line)[0] == package and ";" not in line:  # behind one stands the extra that needs it
+            return UserError("E901", f"{doing} needs the package {package}", f"Run: pip install {shlex.quote(line)}")
+    return None
 
 
 def _usual_folders() -> list[Path]:

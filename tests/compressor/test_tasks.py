@@ -21,10 +21,11 @@ from compressor.errors import UserError, UserErrors
 from compressor.models.architectures import row_of
 from compressor.tasks import TaskConfig
 from compressor.tasks.data import Data, TokenRows, tensor_batches
-from compressor.tasks.features import batches, pad, predict
+from compressor.tasks.features import batches, check_ends, pad, predict
 from compressor.tasks.metrics import accuracy, difference_interval, interval, matthews
 from compressor.tasks.predictions import IGNORED
 from compressor.tasks.reading import read_rows, read_task
+from compressor.tasks.rows import Split
 from compressor.tasks.sources import content as content_file
 from compressor.tasks.task_kind import kind_of
 from pipelines.stages.loading import judge_rows
@@ -347,6 +348,28 @@ def test_the_longest_row_is_what_the_live_model_takes(tmp_path, model_type, sett
 
 def test_positions_that_the_config_leaves_out_are_the_defaults():
     assert [row_of(kind).most_tokens({}) for kind in ("bert", "mpnet", "gpt2", "t5")] == [512, 510, 1024, None]
+
+
+class Ends:
+    """A tokenizer of letters that ends a text with token 9."""
+
+    def __call__(self, *texts):
+        return {"input_ids": [9] * len(texts)}
+
+    def convert_ids_to_tokens(self, token):
+        return f"<{token}>"
+
+
+@pytest.mark.parametrize("choices", [1, 2])
+def test_a_text_that_spells_the_end_is_told_with_its_line(choices):
+    """Of the choices of a row, which are one line, each is a row of the model."""
+    split = Split([("a", *"bc")[: 1 + choices * (choices > 1)]] * 3, [0] * 3, [2, 5, 7])
+    good, bad = ([1, 9, 9], [9, 1, 9, 9]) if choices > 1 else ([1, 9], [9, 1, 9])
+    rows = [good, good, bad]
+    tokens = [{"input_ids": [good, row] if choices > 1 else row} for row in rows]
+    with pytest.raises(UserError, match=r"E212 a\.csv:7: the text 'a' makes [23] tokens '<9>', not [12]\."):
+        check_ends(Ends(), tokens, split, 9, Path("a.csv"))
+    check_ends(Ends(), tokens[:2], Split(split.texts[:2], split.labels[:2], split.lines[:2]), 9, Path("a.csv"))
 
 
 def test_padding_is_on_the_right():

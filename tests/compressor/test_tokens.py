@@ -126,6 +126,11 @@ MISTAKES = {
     "an empty sentence": ({"tokens": [], "tags": []}, "E206", "column 'tokens' holds [], not words"),
     "no words": ({"tags": ["O"]}, "E206", "column 'tokens' holds nothing, not words"),
     "text": ({"tokens": "a b", "tags": ["O", "O"]}, "E206", "column 'tokens' holds 'a b', not words"),
+    "a long text": (
+        {"tokens": "so it was " * 9, "tags": ["O"]},
+        "E206",
+        "column 'tokens' holds 'so it was so it was so it was so it was so it was so it...', not words",
+    ),
     "an empty word": ({"tokens": ["a", " "], "tags": ["O", "O"]}, "E206", "word 2 is ' '"),
     "two words for one": ({"tokens": ["New York"], "tags": ["B-X"]}, "E206", "word 1 is 'New York'"),
     "a space that no tokenizer shows": ({"tokens": ["a\u00a0b"], "tags": ["B-X"]}, "E206", "word 1 is 'a\\xa0b'"),

@@ -63,7 +63,7 @@ def test_t5_reads_its_answer_at_one_end_of_sentence(tmp_path):
     # but where the spelling is in the vocabulary itself, as in SentencePiece's
     tokenizer = path.parent / "model" / "tokenizer.json"
     tokenizer.write_text(tokenizer.read_text().replace('"type": "Whitespace"', '"type": "WhitespaceSplit"'))
-    with pytest.raises(UserError, match=r"E212 .*train.tsv: the text '.* \[SEP\]' makes 2 tokens '\[SEP\]', not 1"):
+    with pytest.raises(UserError, match=r"E212 .*train.tsv:3: the text '.* \[SEP\]' makes 2 tokens '\[SEP\]', not 1"):
         run_pipeline(load_pipeline(path), tmp_path / "out")
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from compressor.account import Plan
 from compressor.cost import LayerShape, ModelShape
+from compressor.printable import OBEYED, printable
 from compressor.tasks import TaskConfig
 from compressor.tasks.reading import read_task
 from compressor.tasks.rows import Split
@@ -147,6 +148,41 @@ def test_check_tells_what_is_cut_shared_contradicted_and_unbalanced(tmp_path, co
         "warning: task: train: 1 row repeat the text of an earlier row with another label (train.tsv: line 4)",
     ]
     assert lines[-1].endswith("no faults in 4 stages, the model and the data")
+
+
+def test_a_row_with_several_targets_is_one_line(tmp_path):
+    texts, lines = [(f"prompt {row // 2}",) for row in range(8)], [1, 1, 2, 2, 3, 3, 4, 4]
+    split = Split(texts, [f"target {row}" for row in range(8)], lines)
+    task = TaskConfig(kind="generation", train=tmp_path / "a.jsonl", validation=tmp_path / "b.jsonl", text="x", label="y")
+    for count, says in ((2, "line 1"), (6, "lines 1, 2, 3"), (8, "lines 1, 2, 3, ...")):
+        part = Split(texts[:count], split.labels[:count], lines[:count])
+        (told,) = warnings_of({"train": split, "validation": part}, kind_of("generation"), task, {})
+        assert told.endswith(f"(b.jsonl: {says})"), told
+
+
+def test_a_folder_in_which_no_run_can_be_written_is_a_warning(tmp_path, compress, write, monkeypatch):
+    path = write(stages=STAGES[:2])
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert "warning: runs" not in compress("check", path)[1]
+    (tmp_path / "here" / "runs").touch()
+    code, shown, _ = compress("check", path)
+    assert code == 0 and f"warning: {tmp_path}/here/runs: a file, where a folder is needed; give --out" in shown
+
+
+def test_labels_that_a_terminal_obeys_are_shown_as_escapes(tmp_path, compress, write):
+    """JSON for programs is as it was, and so are tabs and letters."""
+    path, label = write(stages=STAGES[:2]), "\u4e2d\x1b]0;a\x07\x1b[2J\u202e"
+    for name in ("train.tsv", "dev.tsv"):
+        (tmp_path / name).write_text(rows("good\tclass0", f"bad\t{label}"))
+    code, shown, _ = compress("check", path)
+    assert code == 0 and "2 classes: class0 (50.0%), \u4e2d\\x1b]0;a\\x07\\x1b[2J\\u202e (50.0%)" in shown
+    assert not any(map(OBEYED.search, shown.splitlines()))
+    code, shown, _ = compress("check", path, "--json")
+    assert "\u4e2d\\u001b]0;a\\u0007\\u001b[2J\u202e" in shown
+    assert label in json.loads(shown)["tasks"]["task"]["train"]["labels"]
+    readable = "a\tb \u00e9 \u05d0 \u200f \U0001f600"
+    assert printable(f"{readable}\n\r\x85\x7f") == f"{readable}\\n\\r\\x85\\x7f"
 
 
 MARK = "train: {} read as a class; if it marks missing labels, delete them"

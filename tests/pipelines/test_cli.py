@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -181,6 +182,43 @@ def test_a_bug_where_nothing_can_be_written(monkeypatch, tmp_path):
     assert found.endswith("its traceback could not be written anywhere")
     assert len(str(last_resort.coded(ValueError("x" * 10_000), "it"))) < 600
     assert str(last_resort.coded(MemoryError(), "it")).startswith("E908 this machine has no memory left")
+
+
+@pytest.mark.parametrize(
+    ("module", "package"),
+    [
+        ("torch", r"torch\. Run: pip install 'torch>="),
+        ("torch_pruning", r"torch-pruning\. Run: pip install 'torch-pruning>="),
+        ("tritonclient", r"tritonclient\. Run: pip install 'tritonclient\[grpc,http\]>="),
+        ("yaml", r"pyyaml\. Run: pip install 'pyyaml>="),
+        ("torch.no_such_part", None),
+        ("stranger", None),
+        ("pipelines.stranger", None),
+    ],
+)
+def test_a_core_package_that_is_missing_is_no_bug(tmp_path, monkeypatch, module, package):
+    from pipelines.terminal import last_resort
+
+    monkeypatch.setattr(last_resort, "_usual_folders", lambda: [tmp_path])
+    fault = last_resort.coded(ModuleNotFoundError(f"No module named '{module}'", name=module), "compress run")
+    says = f"E901 compress run needs the package {package}" if package else "E899 "
+    assert re.match(says, str(fault)) and fault.exit_code == (2 if package else 1), fault
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("verify", "model"), "E805 model: no pipeline.lock.yaml here"),
+        (("export", "model", "--out", "onnx", "--precision", "int7"), "E109 --precision: unknown 'int7'. One or more of: fp32"),
+    ],
+)
+def test_what_the_arguments_alone_tell_takes_no_torch(tmp_path, arguments, says):
+    """Its import takes several seconds."""
+    code = "import sys\nfrom pipelines.cli.commands import main\ntry:\n    main(sys.argv[1:], prog_name='compress')\n"
+    code += "finally:\n    assert not {'torch', 'transformers', 'onnx'} & set(sys.modules)\n"
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stderr.startswith(says), done.stderr
 
 
 def test_a_reader_that_leaves_is_no_error(tmp_path):

@@ -362,6 +362,11 @@ def test_recipes_are_found_by_name_and_are_right(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "paper").mkdir()
     assert load_pipeline(find_pipeline("paper")).name == "paper"
+    (tmp_path / "paper" / "pipeline.yaml").touch()
+    (tmp_path / "pipeline.yml").touch()
+    for name, near in (("pipline.yml", "pipeline.yml"), ("paper/pipline.yaml", "paper/pipeline.yaml"), ("papr", "paper")):
+        with pytest.raises(UserError, match=f"E110 no pipeline file '{name}'. Did you mean '{near}'"):
+            find_pipeline(name)
 
 
 @pytest.mark.parametrize(

@@ -361,7 +361,7 @@ def test_a_sweep_tells_failed_checks_behind_its_table(project, out, monkeypatch)
     quality = {"quality": {"accuracy": 0.5}, "failures": [FAILURE]}
     toys.replace(monkeypatch, "tune", run=proving(**quality))
     found = sweep(project, SweepPlan(seeds=2), out, until="tune", say=lambda text: None)
-    assert [one["stage"] for one in found.failures] == ["tune (seed-0)", "tune (seed-1)"]
+    assert [(one["stage"], one["trial"]) for one in found.failures] == [("tune", "seed-0"), ("tune", "seed-1")]
     assert found.rows and (found.folder / "sweep.md").is_file()
 
 

@@ -344,6 +344,8 @@ def test_lists_as_text_are_several_labels_of_a_column_that_is_named(tmp_path):
     found = guess(table(tmp_path, f"text,moods,label\n{text}", "csv"), label="moods")
     assert (found.kind, found.text, found.label) == ("multilabel", ("text",), "moods")
     assert guess(table(tmp_path, f"text,moods,label\n{text}", "csv")).label == "label"
+    spaced = f'text,moods\n{text.replace(",a", "").replace(",b", "")}it is more,{cells[1][:-1]}\u00a0"\n'
+    assert guess(table(tmp_path, spaced, "csv"), label="moods").kind == "classification", "JSON, but for one cell's space"
 
 
 SQUAD = {"question": "who lost", "context": "Denver beat Carolina", "answers": [{"text": "Carolina", "answer_start": 12}]}
@@ -531,6 +533,11 @@ def test_words_with_tags_and_prompts_in_lines(tmp_path):
         ),
         (rows("text", "label"), {"label": "lable"}, "E205 .*'lable'. Did you mean 'label'"),
         (rows("text", "label"), {"kind": "tokens"}, "E131 .*columns of words and of tags"),
+        (
+            rows("text", "labels", values=lambda n: (f"it is {n}", ("['joy']", "['joy', \"it's\"]", "[]", "")[n % 4])),
+            {},
+            r"E131 .*'labels' holds lists as Python writes them, \['joy'.*, and no JSON. Write them by json.dumps",
+        ),
     ],
 )
 def test_columns_that_are_not_clear_are_asked_for(tmp_path, text, options, what):
@@ -874,6 +881,41 @@ def test_numbers_are_counted_and_not_their_spellings(tmp_path):
     assert guessed.why["kind"] == "'score' holds 2 different numbers, 1.5 to 2"
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "says"), [("notes.pdf", "%PDF", "E202 "), ("empty.tsv", "", "E204 "), ("reviews.tsv", GOOD, "E130 ")]
+)
+def test_a_file_that_cannot_be_read_is_told_before_the_rows_to_measure_on(ask, tmp_path, name, content, says):
+    (tmp_path / name).write_text(content)
+    code, _, error = ask(file=tmp_path / name)
+    assert code == 2 and error.startswith(f"{says}{tmp_path / name}: "), error
+
+
+UNNAMED = {
+    "pandas' index": (",text,label", lambda n: f"{n},the film {n} was good,{'ab'[n % 2]}"),
+    "ids": (",text,label", lambda n: f"doc{n},the film {n} was good,{'ab'[n % 2]}"),
+    "the last column": ("text,label,", lambda n: f"the film {n} was good,{'ab'[n % 2]},"),
+    "SWAG": (",sent1,startphrase,ending0,ending1,label", lambda n: f"{n},a,so {n},it is,it was,{n % 2}"),
+}
+
+
+@pytest.mark.parametrize("name", UNNAMED)
+def test_a_column_without_a_name_is_not_the_text(tmp_path, models, name):
+    header, line = UNNAMED[name]
+    text = "\n".join([header, *map(line, range(12))])
+    write(tmp_path / "data", train__csv=text, dev__csv=text)
+    task = load_pipeline(make(InitOptions(tmp_path / "data", tmp_path / "p.yaml", model=str(models / "bert"))).files[0]).task
+    wanted = ("choices", ("startphrase", "ending0", "ending1")) if name == "SWAG" else ("classification", ("text",))
+    assert (task.kind, tuple(task.text_columns)) == wanted
+
+
+@pytest.mark.parametrize("given", [" comment_x", "comment_x"])
+def test_a_column_may_begin_with_a_space(ask, tmp_path, given):
+    text = "kind, comment_x\n" + "".join(f"{'ab'[n % 2]},the film {n}\n" for n in range(12))
+    folder = write(tmp_path / "spaced", train__csv=text, dev__csv=text)
+    code, _, error = ask("--text", given, "--label", "kind", file=folder)
+    assert (code, error) == (0, "") and load_pipeline(tmp_path / "pipeline.yaml").task.text == " comment_x"
+
+
 def test_one_file_needs_a_second_or_a_split(ask, data, tmp_path):
     (data / "train.tsv").rename(data / "my reviews.tsv")
     (data / "dev.tsv").unlink()
@@ -1044,6 +1086,10 @@ def test_rows_that_may_not_be_cut_and_are_too_long(compress, models, tmp_path):
     write(tmp_path / "data", train__jsonl=f"{line}\n", dev__jsonl=f"{line}\n")
     code, _, error = compress("init", tmp_path / "data", "--model", models / "bert", "--out", tmp_path / "p.yaml")
     assert code == 2 and "E213" in error and "the longest row has 82 tokens, and the model has positions for 64" in error
+    short = json.dumps({"tokens": ["film"], "tags": ["B-X"]})
+    write(tmp_path / "data", train__jsonl=f"{short}\n", dev__jsonl=f"{short}\n{line}\n{short}\n")
+    error = compress("init", tmp_path / "data", "--model", models / "bert", "--out", tmp_path / "p.yaml")[2]
+    assert error.startswith(f"E213 {tmp_path / 'data' / 'dev.jsonl'}:2: the longest row has 82 tokens"), error
 
 
 def test_a_source_may_be_cut(models, tmp_path):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from compressor.printable import OBEYED
 from tests.pipelines.toys import tree
 from tests.tiny import write_data, write_model
 
@@ -782,6 +783,11 @@ MISTAKES = [
         "Use at most 64",
     ),
     Mistake(
+        "a kind that the model has no head for, and rows too long for it",
+        ("label: label", "label: label, kind: generation"),
+        "E309 {folder}/model: a 'bert' is not trained to generate here",
+    ),
+    Mistake(
         "int8 on a graphics card",
         ("length: [16, 64]", "device: cuda"),
         "E604 {file}:11: stages[6].benchmark.device: dynamic int8 would run partly on the CPU",
@@ -842,6 +848,12 @@ MISTAKES = [
         "unknown validation label",
         ("class1\n", "class7\n"),
         "E209 {file}:3: label 'class7' never occurs in training ({pipeline}:3: task.validation)",
+        file="dev.tsv",
+    ),
+    Mistake(
+        "a label that a terminal obeys",
+        ("class1\n", "\x1b[2J\u202e\x9b7\n"),
+        "E209 {file}:3: label '\\x1b[2J\\u202e\\x9b7' never occurs in training",
         file="dev.tsv",
     ),
     Mistake(
@@ -983,6 +995,7 @@ def test_a_mistake_is_one_line_and_writes_nothing(sound, tmp_path, compress, mis
     before = tree(tmp_path)
     code, shown, error = compress("run", pipeline, "--out", tmp_path / "runs", *options)
     assert (code, shown) == (2, ""), error
+    assert not OBEYED.search(error.removesuffix("\n")), error
     assert error.count("\n") == 1 and error.startswith(mistake.says.format(file=file, pipeline=pipeline, folder=project)), error
     assert mistake.fix.replace("{pipeline}", str(pipeline)) in error
     assert tree(tmp_path) == before and not (tmp_path / "runs").exists()

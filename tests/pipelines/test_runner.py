@@ -12,6 +12,7 @@ import sys
 import time
 from contextlib import nullcontext
 from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -381,6 +382,11 @@ def test_a_stage_sees_only_what_it_declares(project, out):
     assert told["command"] == "compress run pipeline.yaml" and told["product"].startswith("compress-pipeline")
 
 
+def linked(path: Path) -> None:
+    """Move a file out of the store, and put a link to it in its place."""
+    path.symlink_to(path.rename(path.parents[4] / "elsewhere"))
+
+
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
@@ -388,6 +394,9 @@ def test_a_stage_sees_only_what_it_declares(project, out):
         (lambda folder: (folder / "deep/er/1.bin").write_bytes(b"x"), "'deep/er/1.bin' has 1 bytes instead of 2"),
         (lambda folder: (folder / "deep/er/1.bin").unlink(), "'deep/er/1.bin' is missing"),
         (lambda folder: (folder / "new").touch(), "'new' does not belong there"),
+        (lambda folder: (folder / "deep/linked").symlink_to(folder.parent), "'deep/linked' does not belong there"),
+        (lambda folder: (folder / "nowhere").symlink_to("none"), "'nowhere' does not belong there"),
+        (lambda folder: linked(folder / "deep/er/1.bin"), "'deep/er/1.bin' is a link, which no stage writes"),
         (lambda folder: (folder / "artifact.json").write_text("{"), "'artifact.json' has changed"),
         (lambda folder: (folder / "artifact.json").unlink(), "'artifact.json' is missing"),
         (lambda folder: (folder / "artifact.sha256").unlink(), "'artifact.sha256' is missing"),
@@ -585,6 +594,13 @@ def test_a_lock_file_of_another_user_ends_no_run(project, out, monkeypatch, left
     monkeypatch.setattr(type(path), "unlink", denied)
     path.touch()
     assert go(project, out, force=["tune"]).reused == ("select", "prune", "report")
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_the_plan_which_imports_torch(project, out, monkeypatch):
+    monkeypatch.setattr("pipelines.engine.runner.make_plan", lambda *_: pytest.fail("a plan is made"))
+    out.touch()
+    with pytest.raises(UserError, match=r"E801 .*: a file, where a folder is needed"):
+        go(project, out)
 
 
 def test_a_folder_that_another_users_killed_run_left_is_told_where_it_is_needed(project, out, monkeypatch):

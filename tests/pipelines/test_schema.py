@@ -188,7 +188,7 @@ def test_list_recipes_tells_each_with_its_command(compress):
     assert [row["name"] for row in rows if row["minutes"]] == [row["name"] for row in rows][: len(names)] == names
     assert all(len(row["summary"]) > 20 for row in rows)
     shown = compress("list", "recipes")[1]
-    assert "about 7 minutes on two cores: compress run quickstart" in shown
+    assert "about 8 minutes on two cores: compress run quickstart" in shown
     assert "compress sweep dsee_table1 --scale small --folder DATA" in shown
 
 

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from compressor.tasks.kinds.classification import Prediction
-from compressor.tasks.kinds.multilabel import LabelsFound
-from pipelines.stages.served_checks import Served, given_labels, given_scores
+from compressor.tasks.kinds.multilabel import KIND as MULTILABEL
+from compressor.tasks.kinds.multilabel import LabelsFound, prediction
+from pipelines.stages.deploy.config import STAGE, DeployConfig
+from pipelines.stages.served_checks import ANSWERS, Served, given_labels, given_scores
 from serving.layout.knobs import Knobs
 
 NAMES = ["bad", "fair", "good"]
@@ -30,6 +32,29 @@ def test_labels_whose_scores_are_equal_in_float32_agree_both(label, agrees):
 def test_a_label_at_a_half_may_be_chosen_or_not(labels, agrees):
     (row,) = given_labels([LabelsFound(labels, scores(0.1, 0.5, 0.9))], NAMES)
     assert np.isfinite(row).all() == agrees
+
+
+def test_the_labels_of_a_text_are_decided_as_by_logits():
+    """A kind's metric and agreement compare with 0, which is the logit of a half."""
+    logits, answers = np.array([[-2.0, 0.5, 3.0], [-0.1, -4.0, 0.1]], np.float32), ANSWERS["multilabel"]
+    truth = np.array([[False, True, False], [True, False, True]])
+    given = answers.given([prediction(NAMES, row) for row in logits], NAMES, None)
+    for side in (answers.expected(logits, None), given):
+        assert np.array_equal(MULTILABEL.metric_inputs(side, truth)[0], logits > 0)
+        assert MULTILABEL.agreement.measure(side, logits) == 1.0
+    assert MULTILABEL.agreement.measure(answers.expected(-logits, None), given) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "interfaces", "again"),
+    [
+        ("multilabel", ["tokens", "text"], True),
+        ("multilabel", ["tokens"], False),
+        ("classification", ["tokens", "text"], False),
+    ],
+)
+def test_a_deploy_whose_record_had_other_figures_is_made_again(kind, interfaces, again):
+    assert bool(STAGE.corrected(DeployConfig(name="a", interfaces=interfaces), [kind])) == again
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import click
 from compressor.processor import default_threads
 from pipelines.check.checkup import account_of, lines_of
 from pipelines.check.estimate import needs_of
+from pipelines.cli.shown import say
 from pipelines.engine.disk import RUNS
 from pipelines.engine.preflight import check_environment, check_inputs, make_plans
 from pipelines.file.config import find_pipeline, load_pipeline
@@ -23,7 +24,10 @@ def check(file: str, overrides: Sequence[str], as_json: bool) -> None:
     if plans := make_plans(ready):
         account = account_of(ready)
         account["needs"] = needs_of(pipeline, plans, account, pipeline.threads or default_threads(), RUNS)
-        for line in [json.dumps(account, indent=1, ensure_ascii=False)] if as_json else lines_of(account):
-            click.echo(line)
+        if as_json:
+            click.echo(json.dumps(account, indent=1, ensure_ascii=False))
+            return
+        for line in lines_of(account):
+            say(line)
     if not as_json:
-        click.echo(f"{file}: no faults in {len(pipeline.stages)} stages, the model and the data")
+        say(f"{file}: no faults in {len(pipeline.stages)} stages, the model and the data")

@@ -11,9 +11,9 @@ from typing import Any
 import click
 
 from compressor.errors import UserError
+from export.runtimes.runtime_registry import GENERATING
 from export.runtimes.tensorrt import RUNTIME, profile_of
-from export.standalone.folder import PRECISIONS, export_folder
-from pipelines.cli.shown import near
+from pipelines.cli.shown import near, say
 from pipelines.terminal.capture import captured
 from pipelines.terminal.console_table import figure, table
 
@@ -31,13 +31,15 @@ def export(
 ) -> None:
     """Write the files and show how near each is to PyTorch."""
     precisions = [word.strip() for word in precision.split(",")]
-    if odd := [word for word in precisions if word not in PRECISIONS]:
-        raise UserError("E109", f"--precision: unknown '{odd[0]}'", f"One or more of: {', '.join(PRECISIONS)}")
+    if odd := [word for word in precisions if word not in GENERATING.generating]:
+        raise UserError("E109", f"--precision: unknown '{odd[0]}'", f"One or more of: {', '.join(GENERATING.generating)}")
     for option, given in (("--batch", batch), ("--length", length)):
         if given and not tensorrt:
             raise UserError(
                 "E624", f"{option} is not used: only an engine is made for shapes", "Leave it out, or add --tensorrt"
             )
+    from export.standalone.folder import export_folder  # after what the options alone tell: it imports torch
+
     engine = profile_of(batch or (1, 8, 32), length or (128,)) if tensorrt else None
     with tempfile.TemporaryDirectory() as scratch, captured(Path(scratch, "export.log")):
         options = {"fuse": not no_fuse, "force": force, "engine": engine}
@@ -52,16 +54,16 @@ def export(
     table(("file", "bytes", "max |Δlogit|", "mean |Δlogit|", "agree", *last), rows)
     for facts in files:
         if facts["precision"] == files[0]["precision"]:
-            click.echo(f"inputs of {facts['path']}: {_shapes(facts['inputs'])}")
+            say(f"inputs of {facts['path']}: {_shapes(facts['inputs'])}")
     unit = "rows" if summary["kind"] == "sequence classification" else "tokens"
-    click.echo(f"opset {summary['opset']}; {summary['parity'][0]['rows']} random {unit}")
+    say(f"opset {summary['opset']}; {summary['parity'][0]['rows']} random {unit}")
     if engine := summary[RUNTIME.key]:
         made = "{engine}, by {library} {version}, compiled and not run: only {parity} was compared"
         built = made.format(**engine, parity=files[-1]["path"]) if engine["engine"] else "not installed here"
-        click.echo(f"{RUNTIME.title}: {built}; {engine['script']} builds the engine in the target container")
+        say(f"{RUNTIME.title}: {built}; {engine['script']} builds the engine in the target container")
     for note in summary["notes"]:
-        click.echo(f"note: {note}")
-    click.echo(f"export: {near(out.absolute())}")
+        say(f"note: {note}")
+    say(f"export: {near(out.absolute())}")
 
 
 def _parity_cells(record: dict[str, Any]) -> tuple[str, ...]:

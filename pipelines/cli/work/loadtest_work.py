@@ -13,7 +13,7 @@ import click
 
 from compressor.errors import UserError
 from pipelines.cli.given import require_unused
-from pipelines.cli.shown import near, note
+from pipelines.cli.shown import near, note, say
 from pipelines.cli.work.tune_work import tune_model
 from pipelines.engine.disk import require_writable
 from pipelines.engine.store import write_atomic
@@ -64,7 +64,7 @@ def loadtest(target: str, model: str, **options: Any) -> None:
     else:
         table(COLUMNS, level_rows(test["levels"]))
         for line in notes(test):
-            click.echo(line)
+            say(line)
     if out:
         write_test(test, out)
         note(f"load test: {near((out / 'loadtest.html').absolute())}")

@@ -15,6 +15,7 @@ import click
 
 from compressor.errors import UserError
 from pipelines.cli.given import require_unused
+from pipelines.cli.shown import say
 from serving.client import Client
 from serving.clients.text_bytes import Text
 from serving.predict import predictor
@@ -65,7 +66,7 @@ def show(text: Text, prediction: Any, as_json: bool) -> None:
     """Print one prediction."""
     first = text if isinstance(text, str) else text[0]
     if not as_json:
-        click.echo(f"{prediction}  {first}")
+        say(f"{prediction}  {first}")
         return
     pair = {} if isinstance(text, str) else {"pair": text[1]} if len(text) == 2 else {"choices": text[1:]}
     click.echo(json.dumps({"text": first, **pair, **asdict(prediction)}, ensure_ascii=False))

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from compressor.errors import UserError
-from pipelines.cli.shown import near, note, summary
+from pipelines.cli.shown import near, note, say, summary
 from pipelines.engine.attempt import Attempt, last_attempt
 from pipelines.engine.lockfile import Failure
 from pipelines.reporting.kept import plan_table
@@ -25,7 +25,7 @@ def report(run: Path, plan: bool) -> None:
     if layers := plan_of(run):
         table(*plan_table(layers))
     else:
-        click.echo("no heads, neurons or layers were removed")
+        say("no heads, neurons or layers were removed")
 
 
 def _show_report(run: Path) -> None:
@@ -44,25 +44,25 @@ def _show_report(run: Path) -> None:
         _show_failures(attempt.failures)
     if reported:
         summary(run)
-        click.echo(f"report: {near((page if page.is_file() else run / 'report.json').absolute())}")
+        say(f"report: {near((page if page.is_file() else run / 'report.json').absolute())}")
 
 
 def _show_failures(failures: Iterable[Failure]) -> None:
     for failure in failures:
-        click.echo(f"FAILED {failure.stage}: {failure.line()}")
+        say(f"FAILED {failure.stage}: {failure.line()}")
 
 
 def _show_unfinished(attempt: Attempt) -> None:
     """Show an unfinished attempt: its error, its stages, the parity checks so far, and what to do."""
-    click.echo(attempt.headline())
+    say(attempt.headline())
     if attempt.error:
         for line in attempt.error.shown():
-            click.echo(line)
+            say(line)
         if attempt.error.log:
-            click.echo(f"log: {attempt.error.log}")
-    click.echo(f"stages finished: {', '.join(stage.id for stage in attempt.stages) or 'none'}")
+            say(f"log: {attempt.error.log}")
+    say(f"stages finished: {', '.join(stage.id for stage in attempt.stages) or 'none'}")
     _show_failures(attempt.failures)
     if attempt.parity:
         click.echo("\nproven so far:")
         table(PARITY_COLUMNS, [parity_cells(str(record.get("stage", "")), record) for record in attempt.parity])
-    click.echo("The same command continues: what is finished is kept.")
+    say("The same command continues: what is finished is kept.")

@@ -238,9 +238,12 @@ def surroundings(config: DeployConfig) -> dict[str, Any]:
     return card if config.runtime else {**card, "runtimes": [*map(distribution, packages_of(CPU_RUNTIMES))]}
 
 
-def corrected(_: DeployConfig, kinds: Sequence[str]) -> dict[str, Any]:
-    """What an earlier version did otherwise: it read the special tokens of a prompt as text, and the white space around it."""
-    return {"prompts": 3} if any(kind_of(kind).generates for kind in kinds) else {}
+def corrected(config: DeployConfig, kinds: Sequence[str]) -> dict[str, Any]:
+    """What an earlier version did otherwise: it read the special tokens of a prompt as text, and the white space around it; and
+    recorded of texts with several labels the figures of predicting every label."""
+    if any(kind_of(kind).generates for kind in kinds):
+        return {"prompts": 3}
+    return {"labels": 2} if "multilabel" in kinds and "text" in config.interfaces else {}
 
 
 STAGE = Stage(
