@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-OBEYED = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""Control characters but the tab, and those that set the direction of writing."""
+OBEYED = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""Control characters but the tab, and those that override or isolate the direction of writing; mere marks of it stay."""
 
 
 def printable(line: str) -> str:
