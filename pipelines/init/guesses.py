@@ -291,9 +291,9 @@ def _kind(table: DataTable, label: DataColumn) -> tuple[str, str]:
     """multilabel, regression or classification, by the labels. Raises UserError E131 if they fit none."""
     if label.values and all(labels_of(value) is not None for value in label.values):
         return "multilabel", f"'{label.name}' holds lists of labels"
-    odd = [text for text in label.distinct if labels_of(text) is None]
-    if odd and not label.lists and all(map(PYTHON_LIST.fullmatch, label.distinct)):
-        first = next(text for text in label.texts if text in odd)
+    written = label.distinct and not label.lists and all(map(PYTHON_LIST.fullmatch, label.distinct))
+    # none is no JSON where only white space around a cell keeps the column from being lists
+    if written and (first := next((text for text in label.texts if labels_of(text) is None), None)) is not None:
         what = f"column '{label.name}' holds lists as Python writes them, {first:.60}, and no JSON"
         fix = 'Write them by json.dumps, as ["joy", "love"], or as joy, love; --kind classification makes each one class'
         raise UserError("E131", what, fix, str(table.path))

@@ -102,8 +102,7 @@ def perform(job: TrialJob, console: Console | None) -> TrialOutcome:
                 add_row(job.pipeline.architecture)
             result = _run(job, console)
             _require_unchanged(job, result.folder)
-            stage = _last_measured(job, result.artifacts)
-            (quality, main), costs = _quality(job, result.artifacts, stage), costs_of(result.artifacts)
+            (quality, main), costs = _quality(job, result.artifacts), costs_of(result.artifacts)
     except Exception as error:
         fault = _without_frames(coded(error, f"trial {job.name}", [job.out / job.pipeline.name / "logs"], job.out))
     else:
@@ -169,24 +168,17 @@ def place_of(failure: Mapping[str, Any]) -> str:
     return f"{failure['stage']} ({failure['trial']})"
 
 
-def _last_measured(job: TrialJob, artifacts: Mapping[str, Artifact]) -> str:
-    """The last stage of a run whose quality is summarized."""
-    if job.stages != (END,):
-        return job.stages[-1]
-    return _models(job, artifacts)[-1]
-
-
 def _models(job: TrialJob, artifacts: Mapping[str, Artifact]) -> list[str]:
     """The stages of a run that published a model, in order."""
     return [entry.id for entry in job.pipeline.stages if entry.id in artifacts and entry.row.publishes_model]
 
 
-def _quality(job: TrialJob, artifacts: Mapping[str, Artifact], last: str) -> tuple[Quality, str]:
-    """The quality of the job's stages, of which one is the `last`, of each the main metric first; and that metric of the last
-    one."""
+def _quality(job: TrialJob, artifacts: Mapping[str, Artifact]) -> tuple[Quality, str]:
+    """The quality of the job's stages, of each the main metric first, and that metric of the last one."""
     main = kind_for(job.pipeline.task).metric.key if job.pipeline.task else MEAN_OF_TASKS
     if job.stages != (END,):
         return {stage: {main: of[main], **of} for stage, of in quality_of(artifacts, job.stages).items()}, main
+    last = _models(job, artifacts)[-1]
     metrics = quality_of(artifacts, [last])[last]
     return {END: {SCORE: metrics[main], **metrics}}, SCORE
 
