@@ -4,6 +4,10 @@ Codes: E1xx config, E2xx data, E3xx model and anatomy, E4xx tuning, E5xx pruning
 E8xx store and runs, E9xx environment. docs/errors.md lists every one of them; a test compares that page with the source.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+
 from compressor.printable import printable
 
 
@@ -51,3 +55,14 @@ class CheckError(CompressError):
     """A check of the result failed (parity, budget): exit code 3."""
 
     exit_code = 3
+
+
+def causes_of(error: BaseException) -> Iterator[BaseException]:
+    """The error and all its causes and contexts, each once."""
+    waiting, seen = [error], set()
+    while waiting:
+        current = waiting.pop()
+        if current is not None and id(current) not in seen:
+            seen.add(id(current))
+            yield current
+            waiting += [current.__cause__, current.__context__, *getattr(current, "exceptions", ())]

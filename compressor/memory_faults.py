@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from compressor.errors import CompressError, UserError
-from pipelines.engine.disk import causes_of
+from compressor.errors import CompressError, UserError, causes_of
 
 CPU_WORDS = ("DefaultCPUAllocator", "bad allocation", "std::bad_alloc")
 """Messages of native code without memory on the CPU: torch, ONNX Runtime, OpenVINO."""

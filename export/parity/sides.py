@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from compressor.errors import CheckError
+from compressor.memory_faults import memory_fault
 from compressor.tasks.data import Data, TokenRows
 from compressor.tasks.features import length_of, pad
 from export.parity.compare import Batches, ParityResult, Unlabelled, compare
@@ -36,10 +37,13 @@ def compare_outputs(
 
 @contextmanager
 def runs(hop: str) -> Iterator[None]:
-    """A graph that refuses an input fails its check. Raises CheckError E611 with the runtime's reason."""
+    """A graph that refuses an input fails its check. Raises CheckError E611 with the runtime's reason, UserError E908 where the
+    memory is used up."""
     try:
         yield
     except failures() as error:
+        if fault := memory_fault(error):
+            raise fault from error
         reason = " ".join(str(error).split(" : ", 3)[-1].split())[-200:].strip(" .")
         fix = "A graph must take any number of rows and tokens; export the model again"
         raise CheckError("E611", f"{hop}: the graph does not run ({reason})", fix) from error

@@ -7,10 +7,9 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
-from compressor.errors import CompressError, UserError
+from compressor.errors import CompressError, UserError, causes_of
 
 RUNS = Path("runs")
 """Where runs and their store are without --out."""
@@ -120,14 +119,3 @@ def _place(error: BaseException, folder: Path | None) -> str:
     """The file that was written; of a copy the second that the error names, after its source."""
     named = getattr(error, "filename2", None) or getattr(error, "filename", None)
     return shortened(os.fsdecode(named) if isinstance(named, str | bytes) else str(folder or ""))
-
-
-def causes_of(error: BaseException) -> Iterator[BaseException]:
-    """The error and all its causes and contexts, each once."""
-    waiting, seen = [error], set()
-    while waiting:
-        current = waiting.pop()
-        if current is not None and id(current) not in seen:
-            seen.add(id(current))
-            yield current
-            waiting += [current.__cause__, current.__context__, *getattr(current, "exceptions", ())]

@@ -16,6 +16,7 @@ import numpy as np
 from rich.console import Console
 
 from compressor.errors import CheckError, CompressError, UserError
+from compressor.memory_faults import memory_fault
 from compressor.processor import default_threads
 from compressor.training.processes import agreed, launched, lost
 from pipelines.engine.attempt import CHECKS_FAILED, DONE, FAILED, RUNNING, STOPPED
@@ -30,7 +31,6 @@ from pipelines.engine.invocation import (
     holding,
     stopping,
 )
-from pipelines.engine.memory import memory_fault
 from pipelines.engine.preflight import check_environment, check_folder, check_inputs, make_plan
 from pipelines.engine.results import REPORTS, publish_results, write_account
 from pipelines.engine.stage import Artifact, Stage

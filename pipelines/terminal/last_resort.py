@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from compressor.errors import CompressError, UserError
+from compressor.memory_faults import memory_fault
 from pipelines.engine.disk import disk_fault, shortened
 from pipelines.engine.environment import PROJECT
-from pipelines.engine.memory import memory_fault
 
 
 def coded(error: BaseException, doing: str, folders: Sequence[Path] = (), out: Path | None = None) -> CompressError:

@@ -7,13 +7,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from compressor.errors import CheckError
+from compressor.errors import CheckError, UserError
 from compressor.tasks import KINDS
 from compressor.tasks.metrics import paired_changes, spearman
 from compressor.tasks.task_kind import kind_of
 from export.parity.bounds import BOUNDS, row_of
 from export.parity.compare import MORE_ROWS, RESAMPLES, Unlabelled, compare, failure, in_other_batches, require, resolved_loss
+from export.parity.sides import runs
 from export.parity.token_outputs import compare_tokens
+from export.runtimes.sessions import failures
 from pipelines.reporting.tables import parity
 from pipelines.terminal.console_table import parity_cells
 
@@ -508,3 +510,12 @@ def test_numbers_in_other_batches_are_held_to_the_same_bound():
     assert compare("hop", "int8", NUMBERS, NUMBERS, SCORES, task=REGRESSION, batches=(batches, batches)).passed
     result = compare("hop", "int8", NUMBERS, NUMBERS, SCORES, task=REGRESSION, batches=(batches, shifted_there))
     assert result.failed_batches == ("batch 1",) and not result.passed
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind", "code"), [("bad allocation", UserError, "E908"), ("mat1 and mat2 have other shapes", CheckError, "E611")]
+)
+@pytest.mark.parametrize("error", failures())
+def test_memory_that_is_used_up_is_no_fault_of_a_graph(error, reason, kind, code):
+    with pytest.raises(kind, match=f"^{code} "), runs("the file"):
+        raise error(reason)
