@@ -12,7 +12,7 @@ import click
 
 from compressor.errors import UserError
 from pipelines.cli.given import require_unused
-from pipelines.cli.shown import note
+from pipelines.cli.shown import note, say
 from pipelines.runs.served import repository_in_use
 from serving.deployment.manifests import (
     check_compose,
@@ -63,9 +63,9 @@ def run(
     control = None if url is None else Control.at(url, ca=ca, header=header_of(token_file))
     if control is not None and not control.tls:
         require_unused(["ca"], "without https://")
-    say = (lambda line: None) if as_json else click.echo
+    tell = (lambda line: None) if as_json else say
     name = Path(os.path.abspath(run)).name  # of . too, and of a link its own
-    options, to = Options(name, max_ms, keep, say), os.path.expanduser(to)
+    options, to = Options(name, max_ms, keep, tell), os.path.expanduser(to)
     if show:
         states = status(Target.at(to, create=False), control)
         click.echo(json.dumps([state.to_json() for state in states], indent=1) if as_json else table(states))
@@ -86,11 +86,11 @@ def run(
             _check_others(target, names, kserve)
         done = roll_back(names, target, control, options) if rollback else deploy(served.repository, target, control, options)
     if control is None and not rollback:
-        say(f"no --url: a server that polls {to} loads it; others load it by /v2/repository/models/NAME/load")
+        tell(f"no --url: a server that polls {to} loads it; others load it by /v2/repository/models/NAME/load")
     if as_json:
         click.echo(json.dumps([published.to_json() for published in done], indent=1))
     if kserve is not None or compose is not None:
-        _write_files(target, to, kserve, compose, say)
+        _write_files(target, to, kserve, compose, tell)
 
 
 def _check_others(target: Target, names: Sequence[str], kserve: Path | None) -> None:
@@ -101,7 +101,7 @@ def _check_others(target: Target, names: Sequence[str], kserve: Path | None) -> 
     needs_gpu(target, others)
 
 
-def _write_files(target: Target, to: str, kserve: Path | None, compose: Path | None, say: Callable[[str], None]) -> None:
+def _write_files(target: Target, to: str, kserve: Path | None, compose: Path | None, tell: Callable[[str], None]) -> None:
     """Write the files that start a Triton on the repository at `to`, with all its models: those of other runs, too. Raises
     UserError E724, E728, E757, E801."""
     names = lasting_models(target)
@@ -114,7 +114,7 @@ def _write_files(target: Target, to: str, kserve: Path | None, compose: Path | N
         elif path is not None:
             left_out = sorted(set(names) - set(write(path, to, names, gpu=gpu)))
             missing = f", without {', '.join(left_out)}, for which KServe's Triton has no backend" if left_out else ""
-            say(f"written, not tried here: {path}{missing}")
+            tell(f"written, not tried here: {path}{missing}")
 
 
 def header_of(path: Path | None) -> tuple[str, str] | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from compressor.errors import UserError
-from pipelines.cli.shown import note
+from pipelines.cli.shown import note, say
 from pipelines.runs.served import Served, repository_in_use
 from serving.clients.by_choice import KIND as CHOICES
 from serving.front.__main__ import keys_in
@@ -93,8 +93,8 @@ def _show(server: EmbeddedServer, served: Served) -> None:
     for service in SERVICES:
         click.echo(f"{service:<8} {HOST}:{server.ports[service]}")
     for name in model_names(served.repository):
-        click.echo(f"try      {request_of(name, server.url, served)}")
-    click.echo(f"log      {server.log_path}")
+        say(f"try      {request_of(name, server.url, served)}")
+    say(f"log      {server.log_path}")
     click.echo("Ctrl-C stops the server")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from compressor.errors import CheckError, UserError
-from pipelines.cli.shown import near
+from pipelines.cli.shown import near, say
 from pipelines.engine.attempt import checks_failed
 from pipelines.file.config import find_pipeline, load_pipeline
 from pipelines.file.overrides import split_key
@@ -62,7 +62,7 @@ def sweep(
         _show_preview(preview_sweep(path, plan, overrides=settings, **options))
         return
     console = None if runs is in_turn else PlainConsole(force_terminal=can_move(sys.stdout))
-    result = run_all(path, plan, overrides=settings, say=click.echo, console=console, engine=runs, **options)
+    result = run_all(path, plan, overrides=settings, say=say, console=console, engine=runs, **options)
     show(result)
 
 
@@ -89,7 +89,7 @@ def _show_preview(trials: list[TrialPreview]) -> None:
     """Show what every trial would reuse and run, and the sums of each stage."""
     count = len(trials)
     for number, trial in enumerate(trials, start=1):
-        click.echo(f"[{number:>{len(str(count))}}/{count}] {trial.name}  {trial.line}")
+        say(f"[{number:>{len(str(count))}}/{count}] {trial.name}  {trial.line}")
     table(STAGE_COLUMNS, stage_rows(trials))
     click.echo(counted(trials))
 
@@ -104,13 +104,13 @@ def show(result: SweepResult) -> None:
     else:
         table(result.columns, result.rows)
     for line in result.notes:
-        click.echo(line)
+        say(line)
     if result.comparisons:
         table(COMPARED, [row.cells() for row in result.comparisons])
     click.echo(result.counts)
     for line in result.search.told(here=True) if result.search else ():
-        click.echo(line)
-    click.echo(f"sweep: {near(result.folder / 'sweep.md')}, {near(result.folder / 'sweep.html')}")
+        say(line)
+    say(f"sweep: {near(result.folder / 'sweep.md')}, {near(result.folder / 'sweep.html')}")
     if result.failed:
         codes = ", ".join(f"{error.code} in {name}" for name, error in result.failed.items())
         what = f"{len(result.failed)} trials failed: {codes}" if len(result.failed) > 1 else f"1 trial failed: {codes}"

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from compressor.errors import UserError
-from pipelines.cli.shown import near, note
+from pipelines.cli.shown import near, note, say
 from pipelines.engine.disk import require_writable
 from pipelines.engine.store import write_atomic
 from pipelines.loadtest.request_rows import traffic_of
@@ -52,7 +52,7 @@ def tune_model(target: str, model: str, **options: Any) -> None:
     else:
         table(COLUMNS, setting_rows(evidence, MOST_ROWS))
         for line in conclusions(evidence):
-            click.echo(line)
+            say(line)
     write(out, config, evidence)
 
 
