@@ -6,6 +6,7 @@ import contextlib
 import importlib.metadata
 import platform
 import re
+import shlex
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,9 @@ from pipelines.engine.environment import ALTERNATIVES, PROJECT
 from serving.bundle import find_bundle
 
 EXTRA = ("openvino", "nncf")
+
+PARTS = {"tritonclient": "[http,grpc]"}
+"""Extras without which a distribution cannot be imported here."""
 
 
 def python() -> Iterator[Finding]:
@@ -34,7 +38,9 @@ def packages(versions: Mapping[str, str | None], probes: Mapping[str, Probe]) ->
         extra = (
             "triton" if name == "nvidia-pytriton" else "openvino" if name in EXTRA else "cpu" if name == "onnxruntime" else ""
         )
-        again = f"pip install '{PROJECT}[{extra}]'" if extra else f"pip install '{name}{ranges.get(name, '')}'"
+        again = (
+            f"pip install '{PROJECT}[{extra}]'" if extra else f"pip install '{name}{PARTS.get(name, '')}{ranges.get(name, '')}'"
+        )
         installed, real = versions[name], (versions[name] or name).split(" ")[0]
         if real != name:  # another distribution of the same package: both would overwrite each other
             again = f"pip install '{PROJECT}[gpu]'"
@@ -46,9 +52,8 @@ def packages(versions: Mapping[str, str | None], probes: Mapping[str, Probe]) ->
         error = probes[name].error if name in probes else ""
         allowed = ranges.get(name)
         if error:
-            yield Finding(
-                name, FAULT if needed else WARNING, f"{shown}: {error}", f"pip install --force-reinstall {real}=={version}"
-            )
+            reinstall = shlex.join(["pip", "install", "--force-reinstall", f"{real}{PARTS.get(name, '')}=={version}"])
+            yield Finding(name, FAULT if needed else WARNING, f"{shown}: {error}", reinstall)
         elif allowed and not fits(version, allowed):
             yield Finding(name, FAULT if needed else WARNING, f"{shown}, where {allowed} is needed", again)
         else:

@@ -63,11 +63,13 @@ def test_broken_packages_are_findings_with_their_fix(shims):
     (shims / "onnx.py").write_text("raise ImportError('libonnx.so: cannot open shared object file')")
     (shims / "tokenizers.py").write_text("import os; os.abort()")
     (shims / "nncf.py").write_text("import no_such_package")
+    (shims / "tritonclient" / "http.py").write_text("import geventhttpclient_that_is_not_there")
     code, found, error = ask(shims)
-    assert code == 3 and error.startswith("E905 compress run quickstart cannot run here: tokenizers, onnx.")
+    assert code == 3 and error.startswith("E905 compress run quickstart cannot run here: tokenizers, onnx, tritonclient.")
     assert found["onnx"]["status"] == FAULT and "libonnx.so: cannot open shared object file" in found["onnx"]["what"]
     assert "--force-reinstall onnx==" in found["onnx"]["fix"]
     assert "ends the process (signal 6)" in found["tokenizers"]["what"]
+    assert "--force-reinstall 'tritonclient[http,grpc]==" in found["tritonclient"]["fix"]  # alone it lacks what it imports
     assert found["nncf"]["status"] == WARNING  # OpenVINO is an extra
 
 
