@@ -193,4 +193,4 @@ def limits_text(limits: dict[str, Any] | None) -> str:
 def markdown(text: Any) -> str:
     """Escape plain text for a Markdown line or table cell: no part of it becomes markup."""
     escaped = str(text).replace("&", "&amp;").replace("<", "&lt;")
-    return re.sub(r"([\\`*_|\[\]])", r"\\\1", " ".join(escaped.split()))
+    return re.sub(r"([\\`*_~|\[\]])", r"\\\1", " ".join(escaped.split()))
