@@ -24,9 +24,11 @@ PARAMETERS = {"EXECUTION_ENV_PATH": "a Python environment", "TRITON_BATCH_STRATE
 """Parameters of a model, and the code that each makes Triton load."""
 STUB = "triton_python_backend_stub"
 """The program that runs a model's Python code: one in the model's folder takes the place of Triton's own."""
+STATES = "initial_state"
+"""The folder in a model's that has the files of the states that a sequence begins with."""
 PYTHON_RUNTIME = "model.py"
 """The `runtime` of this project's backends: the file of that name in their own folder."""
-NO_CODE = "Deploy the model again; no code of a repository is run"
+NO_CODE = "Move that model out of the repository; no code of a repository is run"
 
 
 def refuse_unsafe(folder: Path, names: Sequence[str]) -> None:
@@ -90,7 +92,8 @@ def named_files(config: ModelConfig) -> list[str]:
     """The files beside a model's versions that its config names, by their paths in the model's folder."""
     labels = [output.label_filename for output in config.output if output.label_filename]
     inputs = [value.input_data_file for sample in config.model_warmup for value in sample.inputs.values()]
-    return [*labels, *(f"{WARMUP}/{name}" for name in inputs if name)]
+    states = [first.data_file for state in config.sequence_batching.state for first in state.initial_state]
+    return [*labels, *(f"{folder}/{name}" for folder, names in ((WARMUP, inputs), (STATES, states)) for name in names if name)]
 
 
 def leads_out(name: str, folder: Path, home: Path) -> bool:

@@ -184,10 +184,10 @@ class EmbeddedServer:
 
     def _options(self) -> list[str]:
         closed = f"{','.join(CLOSED[1:] if self.token else CLOSED)}:{CLOSED_HEADER}={secrets.token_hex()}"
-        control = ["--model-control-mode=none"]
+        control, models = ["--model-control-mode=none"], self._models_now()
         if self.token:
             control = ["--model-control-mode=explicit"]
-            control += [f"--load-model={name}" for name in self._models_now()]
+            control += [f"--load-model={name}" for name in models]
             control += [f"--http-restricted-api=model-repository:{SECRET_HEADER}={self._secret}"]
         return [
             *control,
@@ -214,12 +214,12 @@ class EmbeddedServer:
         ]
 
     def _models_now(self) -> Sequence[str]:
-        """With model control: the models to start with, or those of the last Triton that was ready. Raises UserError E724."""
+        """The models to start with, checked again where Triton is started again: with model control those of the last one that
+        was ready and that are still there. Raises UserError E724, E727."""
         if self.triton is not None:
-            if self.triton.ready:
-                self._loaded = sorted(set(self.triton.stubs.values()))
-            there = model_names(self.repository)
-            self._loaded = [name for name in self._loaded if name in there]
+            if self.token:
+                started = set(self.triton.stubs.values()) if self.triton.ready else set(self._loaded)
+                self._loaded = sorted(started.intersection(model_names(self.repository)))
             refuse_unsafe(self.repository, self._loaded)
         return self._loaded
 

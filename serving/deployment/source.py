@@ -45,12 +45,14 @@ class Source:
         return newest
 
     def refuse_links(self) -> None:
-        """Raises UserError E724 for a link out of the repository among the files to publish: its target would be published."""
+        """Raises UserError E724 for a link out of the repository among the files to publish and their folders: its target would
+        be published."""
         names = [f"{self.version.name}/{name}" for name in version_files(self.version)]
-        for name in (*names, *self._paths_beside()):
-            if leads_out(name, self.folder, self.folder):
-                what, fix = "a link out of the repository, whose target would be published", "Put the file itself in its place"
-                raise UserError("E724", what, fix, str(self.folder / name))
+        for name in map(Path, (*names, *self._paths_beside())):
+            for part in (*reversed(name.parents), name):
+                if leads_out(str(part), self.folder, self.folder):
+                    what, fix = "a link out of the repository, whose target would be published", "Put the target in its place"
+                    raise UserError("E724", what, fix, str(self.folder / part))
 
     def _paths_beside(self) -> dict[str, Path]:
         files = {path.relative_to(self.folder).as_posix(): path for path in self.folder.rglob("*") if path.is_file()}

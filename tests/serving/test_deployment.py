@@ -205,6 +205,13 @@ def test_a_link_publishes_nothing_from_outside(make_run, tmp_path, name):
     assert (tmp_path / "target" / NAME / name).read_text() == "its own\n"
 
 
+def test_a_version_that_is_a_link_is_named_and_not_a_file_in_it(make_run, tmp_path):
+    version = make_run(0) / NAME / "1"
+    version.symlink_to(version.rename(tmp_path / "first"))
+    with pytest.raises(UserError, match=rf"E724 .*{NAME}/1: a link out of the repository.*\. Put the target in its place"):
+        deploy(version.parent.parent, Target.at(str(tmp_path / "target")), None, Options("first"))
+
+
 def test_old_versions_are_removed(make_run, target):
     for seed in range(4):
         deploy(make_run(seed), target, None, Options(str(seed), keep=2))

@@ -208,7 +208,7 @@ def test_a_repository_without_the_models_is_refused(repository, tmp_path):
         (
             'backend: "onnxruntime"',
             'backend: "python"',
-            "the backend is 'python', not one of .*onnxruntime, openvino",
+            r"the backend is 'python', not one of .*onnxruntime, openvino\. Move that model out of the repository; no code",
         ),
         ('backend: "onnxruntime"', "", "the backend is '', not one of"),
         ("", 'parameters {{key: "EXECUTION_ENV_PATH" value {{string_value: "{code}"}}}}', "EXECUTION_ENV_PATH loads a Python"),
@@ -255,6 +255,26 @@ def test_a_library_or_program_in_a_repository_is_not_loaded(tmp_path, classifier
 
 
 @pytest.mark.usefixtures("triton")
+def test_nor_is_one_that_comes_before_a_restart(tmp_path, classifier, launched, monkeypatch):
+    """Triton would run it when it is started again, which the server does by itself after a crash."""
+
+    def crash(triton, seconds):
+        triton.process.kill()
+        triton.process.wait()
+
+    monkeypatch.setattr(TritonProcess, "wait_until_ready", crash)
+    model = write_repository(tmp_path / "repository", "reviews", classifier)
+    with QuickServer(tmp_path / "repository", log_path=tmp_path / "log") as embedded:
+        (model / "triton_python_backend_stub").touch()
+        with pytest.raises(UserError, match=r"E724 .*reviews/triton_python_backend_stub: Triton would load or run this file"):
+            embedded.restart()
+        assert len(launched) == 2
+        (model / "triton_python_backend_stub").unlink()
+        embedded.restart()
+        assert len(launched) == 3
+
+
+@pytest.mark.usefixtures("triton")
 @pytest.mark.parametrize(
     ("config", "file"),
     [
@@ -267,6 +287,10 @@ def test_a_library_or_program_in_a_repository_is_not_loaded(tmp_path, classifier
         (
             'model_warmup {{ inputs {{ key: "x" value {{ input_data_file: "../../../secret.txt" }} }} }}',
             r"warmup/\.\./\.\./\.\./secret\.txt",
+        ),
+        (
+            'sequence_batching {{ state {{ initial_state {{ data_file: "../../../secret.txt" }} }} }}',
+            r"initial_state/\.\./\.\./\.\./secret\.txt",
         ),
     ],
 )
