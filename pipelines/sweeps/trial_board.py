@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from compressor.errors import CompressError
+from compressor.printable import printable
 from pipelines.reporting.format import human_seconds
 from pipelines.sweeps.trial_events import TrialEvent
 from pipelines.sweeps.trial_run import TrialOutcome, check_line
@@ -32,8 +33,8 @@ class _Row:
 class TrialBoard:
     """Shows events of `total` trials through `say`, or, with a console that is a terminal, as a table of the running ones.
 
-    `say` prints one permanent line. Trials that run in this process show their own progress: then there is no table. Errors
-    that are `out_of_reach` are results, and not failures.
+    `say` prints one permanent line. Control characters are shown as escapes. Trials that run in this process show their own
+    progress: then there is no table. Errors that are `out_of_reach` are results, and not failures.
     """
 
     def __init__(
@@ -95,15 +96,17 @@ class TrialBoard:
             self.note(check_line(failure))
 
     def note(self, text: str) -> None:
-        """Print a permanent line, above the table if there is one."""
-        if self._live is None:
-            self._print(text)
-        else:
-            self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        """Print permanent lines, above the table if there is one."""
+        lines = [printable(line) for line in text.split("\n")]
+        if self._live is not None:
+            self._live.console.print(*lines, sep="\n", markup=False, highlight=False, soft_wrap=True)
+            return
+        for line in lines:
+            self._print(line)
 
     def close(self, text: str) -> None:
         """The last line, when the table is gone."""
-        self._print(text)
+        self._print(printable(text))
 
     def table(self) -> Table:
         """The running trials, where each runs, for how long, and its last line."""
@@ -114,7 +117,8 @@ class TrialBoard:
         table = Table("trial", "where", "time", "doing", title=title, box=box.SIMPLE_HEAD, title_justify="left", expand=True)
         for name, row in list(self._running.items()):
             seconds = human_seconds(self._clock() - row.since)
-            table.add_row(Text(name), Text(row.where), seconds, Text(row.text, overflow="ellipsis", no_wrap=True))
+            doing = Text(printable(row.text), overflow="ellipsis", no_wrap=True)
+            table.add_row(Text(printable(name)), Text(row.where), seconds, doing)
         return table
 
 

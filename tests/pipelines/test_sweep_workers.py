@@ -1,7 +1,9 @@
 """Trials in worker processes, what a worker's death does, what is shown meanwhile, and how Ray is refused; none needs torch."""
 
+import io
 import os
 import pickle
+import re
 import signal
 import sys
 import types
@@ -11,7 +13,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from compressor.errors import UserError
+from compressor.errors import UserError, UserErrors
 from pipelines.sweeps.ray_engine import on_ray
 from pipelines.sweeps.sweep import sweep
 from pipelines.sweeps.sweep_trials import SweepPlan
@@ -156,6 +158,27 @@ def test_failed_checks_and_targets_out_of_reach_are_told_of_trials_elsewhere():
         "E520 trial b: 0.1 of the FLOPs is out of reach. Lower the target",
     ]
     assert board.table().title == "2 of 3 trials done, 1 out of reach, 0 failed, 0 running, 0 waiting"
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_what_a_terminal_obeys_in_lines_of_a_sweep_is_shown_as_escapes(moves):
+    """And each mistake of a trial is a line of its own."""
+    said, console = [], Console(file=io.StringIO(), force_terminal=moves, width=160)
+    board = TrialBoard(3, said.append, console)
+    faults = UserErrors([UserError("E104", "no 'a\x1b[8m'", "Name it"), UserError("E105", "no 'b'", "Name it, too")])
+    check = {"trial": "a", "stage": "export", "code": "E610", "what": "\x1b]52;c;YQ==\x07 is left out", "fix": "Leave it"}
+    with board.shown():
+        board.on(TrialEvent("started", "c\x1b[8m", "worker 3"))
+        board.on(TrialEvent("said", "c\x1b[8m", "worker 3", "\x1b]52;c;YQ==\x07"))
+        board.on(TrialEvent("ended", "b", "worker 2", outcome=TrialOutcome(error=faults)))
+        board.on(TrialEvent("ended", "a", "worker 1", outcome=TrialOutcome(failures=(check,))))
+        console.print(board.table())
+    board.close("Stopped by \x1b[8m.")
+    shown = "\n".join([console.file.getvalue(), *said])
+    assert not re.search(r"\x1b\]|\x1b\[8m|\x07", shown)
+    assert re.search(r"FAILED E104 no 'a\\x1b\[8m'\. Name it\nFAILED E105 no 'b'\. Name it, too\n", shown)
+    assert r"E610 export (a): \x1b]52;c;YQ==\x07 is left out." in shown and r"Stopped by \x1b[8m." in said
+    assert re.search(r"c\\x1b\[8m .*worker 3 .*\\x1b\]52;c;YQ==\\x07", shown)
 
 
 def test_a_trial_that_starts_once_more_keeps_its_number():
