@@ -39,6 +39,7 @@ from compressor.models.hub import (
     resolve,
     task_head,
 )
+from compressor.models.loaded_config import plain_outputs
 from compressor.models.row_file import row_entry, row_in, use_stored_row
 from compressor.models.tied import untie
 from compressor.pruning.sizes import per_layer_configs
@@ -307,7 +308,7 @@ def _on_meta(folder: Path) -> nn.Module:
     check_config(raw, has_row=False)
     auto.register(row_in(raw).model_type)
     check_config(raw, has_row=True)
-    config = AutoConfig.for_model(raw.pop("model_type"), **raw)
+    config = plain_outputs(AutoConfig.for_model(raw.pop("model_type"), **raw))
     made = auto.class_for(config)
     with _sizes_damaged():
         return made.from_config(config, dtype=torch.float32, trust_remote_code=False)

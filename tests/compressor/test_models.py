@@ -319,6 +319,10 @@ def test_a_feed_forward_layer_is_computed_at_once(tmp_path):
     model.bert.encoder.layer[0].output.dense.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[1]))
     model(input_ids=torch.full((1, 9), 5))
     assert seen == [9] and model.config.chunk_size_feed_forward == 0
+    save_checkpoint(model, tmp_path / "merged", tmp_path)
+    config = tmp_path / "merged" / "config.json"  # that of an earlier version has the number of its base
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"chunk_size_feed_forward": 2}))
+    assert load(tmp_path / "merged")(input_ids=torch.full((1, 9), 5)).logits.shape == (1, 2)
 
 
 def test_a_model_returns_named_logits_alone_however_it_was_saved(tmp_path):
