@@ -352,6 +352,9 @@ def test_half_of_a_character_is_told_with_its_row(hub, tmp_path):
         *((file, False) for file in ("hf://datasets/a/bc/x.csv", "hf://datasets/a/b@main/../../c/d/x.csv", "../../c/d/x.csv")),
         *((file, False) for file in ("https://example.org/x.csv", "/etc/x.csv", "file:///etc/x.csv", "file:/etc/x.csv")),
         *((file, False) for file in ("hf://datasets/a/b/zip://x.csv::/etc/x.zip", "zip::/etc/x.zip", "hf://buckets/a/b/x.csv")),
+        # `datasets` looks for these in the current folder
+        *((file, False) for file in ("zip://x.csv::data.zip", "train:v1/*.csv")),
+        ("https://huggingface.co/datasets/a/b/resolve/main/x.csv", False),
     ],
 )
 def test_a_data_set_of_the_hub_names_its_own_files(hub, tmp_path, monkeypatch, file, is_own):
@@ -374,7 +377,7 @@ def test_a_data_set_of_the_hub_names_its_own_files(hub, tmp_path, monkeypatch, f
     if is_own:
         assert fetch(wanted).is_file()
         return
-    with pytest.raises(UserError, match=rf"E232 hub:a/b/train: the data set names '{re.escape(file)}', none of its own files"):
+    with pytest.raises(UserError, match=rf"E232 hub:a/b/train: the data set names '{re.escape(file)}' by an address"):
         fetch(wanted)
     assert hub.calls == [] and cached(tmp_path) == []
 
@@ -713,7 +716,7 @@ def test_a_card_reads_no_file_and_no_address_beside_the_data_set(folder, tmp_pat
     )
     content = card_with(**named)
     folder({card: content if card == "README.md" else content.strip("-\n"), "train.csv": "text,label\na,1\n"})
-    with pytest.raises(UserError, match=r"E232 hub:./set/train: the data set names '.*(x\.|private).*, none of its own files"):
+    with pytest.raises(UserError, match=r"E232 hub:./set/train: the data set names '.*(x\.|private).*' by an address"):
         fetch(parse("hub:./set/train", tmp_path))
     assert listening.asked == [] and cached(tmp_path) == []
 
@@ -722,7 +725,7 @@ def test_a_card_reads_no_file_and_no_address_beside_the_data_set(folder, tmp_pat
 def test_a_link_out_of_the_folder_of_a_data_set_is_not_followed(folder, tmp_path, pattern):
     (tmp_path / "private.csv").write_text("text,label\nsecret,0\n")
     (folder({"README.md": card_with(data_files=pattern)}) / "train.csv").symlink_to(tmp_path / "private.csv")
-    with pytest.raises(UserError, match=r"E232 .*names '.*train.csv', none of its own files, or a link to outside"):
+    with pytest.raises(UserError, match=r"E232 .*names '.*train.csv' by an address, or a path or link that leads out of it"):
         fetch(parse("hub:./set/train", tmp_path))
     assert cached(tmp_path) == []
 
@@ -743,7 +746,7 @@ def test_a_link_within_the_hubs_cache_is(folder, tmp_path):
     shared.mkdir(parents=True)
     blob.rename(shared / "x")
     blob.symlink_to("../../blobs/0a/x")
-    with pytest.raises(UserError, match=r"E232 .*or a link to outside"):
+    with pytest.raises(UserError, match=r"E232 .*or a path or link that leads out of it"):
         fetch(parse("hub:./link/train", tmp_path))
     (shared.parent / ".huggingface-shared-blobs").write_text("1\n")
     assert "a" in fetch(parse("hub:./link/train", tmp_path)).read_text()

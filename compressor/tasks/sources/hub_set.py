@@ -136,7 +136,7 @@ def _ask_once(place: str) -> None:
 def _require_own(outside: str | None, wanted: HubSplit) -> None:
     """Raise UserError E232 for a file that is none of the data set's own."""
     if outside is not None:
-        what = f"the data set names '{outside:.200}', none of its own files, or a link to outside"
+        what = f"the data set names '{outside:.200}' by an address, or a path or link that leads out of it"
         raise UserError("E232", what, "If you trust it, fetch that file yourself, and name it as the data", wanted.reference)
 
 
