@@ -87,21 +87,28 @@ def _candidates(matrices: Sequence[Matrix], scores: Mapping[str, Tensor], criter
     """The scores of `matrices`, with those of masked weights HIDDEN. Raises UserError E409 where one is not finite."""
     for matrix in matrices:
         require_finite(scores[matrix.path], f"criterion {criterion}: the scores of {matrix.path}")
-    return {matrix.path: _overwritten(matrix, scores[matrix.path], HIDDEN) for matrix in matrices}
+    return {matrix.path: overwritten(matrix, scores[matrix.path], HIDDEN) for matrix in matrices}
 
 
-def _overwritten(matrix: Matrix, values: Tensor, hidden: float) -> Tensor:
+def overwritten(matrix: Matrix, values: Tensor, hidden: float) -> Tensor:
     """The values (out, in), with `hidden` wherever a mask of either kind hides W."""
     for mask in (matrix.mask, matrix.weight_mask):
         values = values if mask is None else torch.where(mask.keep, values, hidden)
     return values
 
 
-def hide_lowest(matrices: Sequence[Matrix], scores: Mapping[str, Tensor], count: int, hides: Hides = "both") -> None:
+def hide_lowest(
+    matrices: Sequence[Matrix],
+    scores: Mapping[str, Tensor],
+    count: int,
+    hides: Hides = "both",
+    *,
+    second: Mapping[str, Tensor] | None = None,
+) -> None:
     """Mask exactly the `count` entries of all `matrices` with the lowest scores, those already masked included.
 
-    Equal scores: the lowest flat index of the first matrix is removed first. Raises UserError E501 if more are already masked,
-    E409 for scores that are NaN.
+    Equal scores: those with the lowest `second` scores (out, in, by path) are removed first, then the lowest flat index of the
+    first matrix. Raises UserError E501 if more are already masked, E409 for scores that are NaN.
     """
     for matrix in matrices:
         require_ranks(scores[matrix.path], f"the scores of {matrix.path}")
@@ -110,19 +117,36 @@ def hide_lowest(matrices: Sequence[Matrix], scores: Mapping[str, Tensor], count:
     if before > count:
         what = f"{before:,} of these {flat.numel():,} weights are zero already, {count:,} are to be zero in all"
         raise UserError("E501", what, "remove counts those too: give a larger share")
-    kept = ~top_mask(-flat, count)
+    decisive = torch.cat([second[matrix.path].flatten() for matrix in matrices]) if second else None
+    kept = ~_lowest(flat, count, decisive)
     for matrix, part in zip(matrices, kept.split([matrix.original.numel() for matrix in matrices]), strict=True):
         hide(matrix, part.view(matrix.original.shape).clone(), UNSTRUCTURED, hides)
 
 
-def hide_all_but(matrix: Matrix, scores: Tensor, pattern: NofM, hides: Hides = "both") -> None:
-    """In every run of m consecutive inputs of an output keep the n with the highest scores; of equal ones the first is masked.
+def _lowest(flat: Tensor, count: int, second: Tensor | None) -> Tensor:
+    """Boolean (entries,), true at the `count` lowest of `flat`; of equal ones at the lowest of `second`, then of the index."""
+    lowest = top_mask(-flat, count)
+    if second is None or not count:
+        return lowest
+    equal = flat == flat[lowest].max()
+    among = torch.where(equal, -second, -torch.inf)
+    return (lowest & ~equal) | top_mask(among, int((lowest & equal).sum()))
+
+
+def hide_all_but(matrix: Matrix, scores: Tensor, pattern: NofM, hides: Hides = "both", *, second: Tensor | None = None) -> None:
+    """In every run of m consecutive inputs of an output keep the n with the highest scores; of equal ones that with the lowest
+    `second` score (out, in) is masked, then the first.
 
     Raises UserError E505 if the number of inputs is not a multiple of m, E409 for scores that are NaN.
     """
     require_ranks(scores, f"the scores of {matrix.path}")
     check_width(matrix.path, scores.shape[1], pattern)
-    order = scores.unflatten(1, (-1, pattern.run)).argsort(dim=2, stable=True)
+    runs = scores.unflatten(1, (-1, pattern.run))
+    if second is None:
+        order = runs.argsort(dim=2, stable=True)
+    else:
+        order = second.unflatten(1, (-1, pattern.run)).argsort(dim=2, stable=True)
+        order = order.gather(2, runs.gather(2, order).argsort(dim=2, stable=True))
     kept = torch.zeros_like(order, dtype=torch.bool).scatter_(2, order[..., -pattern.keep :], True)
     hide(matrix, kept.flatten(1), f"{pattern.keep}:{pattern.run}", hides)
 
@@ -187,7 +211,7 @@ def densities(model: nn.Module) -> list[Density]:
     for layer in layers_of(model):
         for matrix in map(layer.matrix, layer.names):
             alone = apart and _hides_alone(matrix)
-            weight = _overwritten(matrix, matrix.original, 0.0) if alone else matrix.weight
+            weight = overwritten(matrix, matrix.original, 0.0) if alone else matrix.weight
             weights_of.setdefault(_pattern_of(matrix, alone), []).append(weight.detach())
     return [
         Density(pattern, len(weights), sum(w.numel() for w in weights), sum(int((w != 0).sum()) for w in weights))
@@ -230,7 +254,7 @@ def nonzeros(model: nn.Module) -> int:
     With masks of W alone nothing is merged: M ⊙ W and the parameters of ΔW count.
     """
     hidden = sum(
-        int(((matrix.original != 0) & (_overwritten(matrix, matrix.original, 0.0) == 0)).sum())
+        int(((matrix.original != 0) & (overwritten(matrix, matrix.original, 0.0) == 0)).sum())
         for layer in layers_of(model)
         for matrix in map(layer.matrix, layer.names)
         if matrix.mask is not None or matrix.weight_mask is not None

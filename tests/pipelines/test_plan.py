@@ -1,15 +1,16 @@
 """What an architecture has no place for is told by the plan, before anything runs."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from compressor.account import Plan
+from compressor.account import Places, Plan
 from compressor.cost import shape_of
-from compressor.deltas.links import merge_all
+from compressor.deltas.links import chain, merge_all
 from compressor.deltas.sources import settle_prototypes
 from compressor.errors import UserError
 from compressor.methods import Options, apply
@@ -22,6 +23,7 @@ from compressor.pruning.scores import random_scores
 from compressor.pruning.surgery import kept_of, remove, restore_kept
 from compressor.pruning.weights import densities
 from compressor.storage.changes import describe_changes, restore
+from compressor.tasks.data import Data
 from export.graph.decoder import trace_generator
 from export.graph.trace import trace
 from pipelines.engine.stage import Entry
@@ -29,6 +31,7 @@ from pipelines.stages.export.config import ExportConfig
 from pipelines.stages.export.config import plan as export_plan
 from pipelines.stages.merge.config import MergeConfig
 from pipelines.stages.merge.config import check as merge_check
+from pipelines.stages.prune import mask_weights
 from pipelines.stages.prune.config import PruneConfig
 from pipelines.stages.prune.config import check as prune_check
 from pipelines.stages.prune.config import plan as prune_plan
@@ -36,6 +39,7 @@ from pipelines.stages.prune.config import warns as prune_warns
 from pipelines.stages.prune.prune_units import PruneItem, count_to_remove
 from pipelines.stages.prune.prune_weights import WeightsItem, pools_of, tuned_modules
 from pipelines.stages.prune.remove_units import removals_of
+from pipelines.stages.prune.run import modules_tuned
 from pipelines.stages.recover.config import RecoverConfig
 from pipelines.stages.recover.config import check as recover_check
 from pipelines.stages.recover.config import plan as recover_plan
@@ -44,6 +48,8 @@ from pipelines.stages.tune.config import TuneConfig
 from pipelines.stages.tune.config import plan as tune_plan
 from tests.compressor.conftest import CASES, EXTRA, GROWING, tiny, tuned
 from tests.compressor.test_weight_masks import carry_out
+from tests.pipelines.test_precision import rows_of
+from tests.pipelines.test_scores import QUIET
 
 
 @pytest.mark.parametrize(
@@ -373,6 +379,39 @@ def test_the_pools_of_a_model_of_which_the_last_blocks_were_trained():
     assert [count for _, count in prune_plan(PruneConfig(items=[item]), plan).sparsity[0].parts] == [one.count for one in found]
     plan = tune_plan(TuneConfig(method="lora"), start("bert"))
     assert tuned_modules(recover_plan(RecoverConfig(**last), plan)) == [{"query", "value"}, {"query", "value"}, set(MODULES)]
+
+
+@pytest.mark.parametrize("criterion", ["delta", "delta_or_weight"])
+def test_the_pools_where_a_tuned_matrix_has_no_position(criterion):
+    """Of positions that are chosen in the whole model a matrix may get none: it is ranked with the tuned ones nonetheless."""
+    of_query = Options(modules=("query",))
+    plan = replace(start("bert"), places=Places(of_query, "global", count=3))
+    plan = tune_plan(TuneConfig(method="selective", modules=["query"]), plan)
+    keys = {"modules": ["query"], "remove": 0.5} if criterion == "delta" else POOLS
+    item, model = WeightsItem(structure="weights", criterion=criterion, **keys), tiny("bert", torch.float32)
+    first = matrices_of(model, of_query.modules)[0]
+    options = replace(of_query, omega={first.path: torch.arange(3, dtype=torch.int32)})
+    apply(model, "selective", options)
+    torch.nn.init.ones_(chain(first.owner)[0].values)
+    trained = {"method": "selective", "trainable": 3, **settings_of(method_row("selective"), options, model)}
+    data = Data(rows_of(model, 4), rows_of(model, 4), ["a", "b", "c"], 1)
+    tuned = modules_tuned(SimpleNamespace(artifacts=[SimpleNamespace(metadata=trained)]))
+    mask_weights.carry_out(item, model, None, 0, data, QUIET, tuned)
+    planned = prune_plan(PruneConfig(items=[item]), plan).sparsity[0]
+    (only,) = (row for row in densities(model) if row.pattern)
+    assert (only.entries, only.nonzeros) == (planned.entries, planned.nonzeros(plan.shape)[0])
+
+
+@pytest.mark.parametrize(
+    ("trainings", "modules"),
+    [
+        ([{"method": "full", "trainable": 9}], set(MODULES)),
+        ([{"method": "full", "trainable": 9, "top": 1}, {"method": "full"}], set()),  # the last one is of a prune
+        ([{"method": "lora", "trainable": 9, "modules": ["query"]}, {"method": "adapter", "trainable": 9}], {"query"}),
+    ],
+)
+def test_the_run_knows_what_was_tuned_in_every_block(trainings, modules):
+    assert modules_tuned(SimpleNamespace(artifacts=[SimpleNamespace(metadata=facts) for facts in trainings])) == modules
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import typing
 from contextlib import nullcontext
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -72,6 +73,25 @@ def test_a_second_item_ranks_weights_as_a_second_prune_does(first):
     if first.nm is None:
         assert torch.cat(hidden).max() <= torch.cat(kept).min()
     assert all(len(part) for part in kept), "none is emptied"
+
+
+@pytest.mark.parametrize(
+    "keys", [{"remove": 0.5}, {"remove": 0.5, "criterion": "delta", "hides": "weight"}, {"pattern": "2:4"}]
+)
+def test_of_weights_that_changed_equally_the_smaller_goes(keys):
+    """After a sparse tune nearly every ΔW is 0: by |ΔW| alone whole blocks would go, or the same places of every run."""
+    item, model = WeightsItem(structure="weights", **keys), tuned(tiny("bert", torch.float32), "selective", MODULES)
+    data, changes = Data(rows_of(model, 4), rows_of(model, 4), ["a", "b", "c"], 1), functions.changes_of(model)
+    matrices = matrices_of(model, MODULES)
+    moved = torch.cat([changes[matrix.path].abs().flatten() for matrix in matrices])
+    sizes = torch.cat([matrix.weight.detach().abs().flatten() for matrix in matrices])
+    width = item.nm.run if item.nm else len(sizes)
+    order = np.lexsort((sizes.view(-1, width), moved.view(-1, width)))
+    expected = np.zeros(order.shape, dtype=bool)
+    np.put_along_axis(expected, order[:, width // 2 :], True, axis=1)
+    mask_weights.carry_out(item, model, None, 0, data, QUIET)
+    kept = torch.cat([(matrix.mask or matrix.weight_mask).keep.flatten() for matrix in matrices])
+    assert (kept.numpy() == expected.ravel()).all()
 
 
 def test_what_was_scored_otherwise_before_is_made_again():
@@ -163,10 +183,11 @@ CHECKPOINTS = {**GROWN, "strategy": "increment", "checkpoints": [3], "modules": 
 @pytest.mark.parametrize(
     ("stage", "config", "again"),
     [
-        ("prune", {"items": [{"structure": "weights", "pattern": "unstructured", "remove": 0.5, "hides": "weight"}]}, []),
-        ("prune", {"items": [{**WEIGHTS, "criterion": "weight"}, HEADS, WEIGHTS]}, ["masked_base"]),
-        ("prune", {"items": [WEIGHTS, {**WEIGHTS, "criterion": "weight"}, HEADS]}, []),
-        ("prune", {"items": [HEADS, WEIGHTS]}, []),
+        ("prune", {"items": [{**WEIGHTS, "pattern": "unstructured", "hides": "weight"}]}, ["equal_changes"]),
+        ("prune", {"items": [{**WEIGHTS, "criterion": "weight"}, HEADS, WEIGHTS]}, ["masked_base", "equal_changes"]),
+        ("prune", {"items": [WEIGHTS, {**WEIGHTS, "criterion": "weight"}, HEADS]}, ["equal_changes"]),
+        ("prune", {"items": [HEADS, {"structure": "weights", "pattern": "2:4", "criterion": "delta"}]}, ["equal_changes"]),
+        ("prune", {"items": [HEADS, {**WEIGHTS, "criterion": "weight_plus_delta"}]}, []),
         ("prune", {"structure": "heads", "criterion": "random", "remove": 1, "refit": 8}, ["refit"]),
         ("prune", {"target": {"speedup": 2.0, "lengths": "data", "batch": 48}}, ["rows"]),
         ("prune", {"target": {"speedup": 2.0, "lengths": "data", "batch": 16}}, ["rows"]),  # of 56 rows one had 8
@@ -200,7 +221,7 @@ CHECKPOINTS = {**GROWN, "strategy": "increment", "checkpoints": [3], "modules": 
         ("tune", {"method": "selective", "on": "lora", "weight_decay": 0.1}, []),
         ("tune", {"method": "dsee", "weight_decay": 0.1}, []),
         ("tune", {"method": "propetl", "keep": 1}, ["useless_scores"]),
-        ("tune", {"method": "propetl", "keep": 1, "masks": "random"}, []),
+        ("tune", {"method": "propetl", "keep": 1, "masks": "random"}, ["useless_scores"]),  # masks of ones were stored
         ("tune", {"method": "propetl", "keep": 0.5}, []),
         ("recover", {"method": "propetl", "keep": 1.0}, ["useless_scores"]),
         ("select", {"score": "sam"}, ["short_batch"]),  # there may be fewer rows, which its 16 do not divide
@@ -209,6 +230,9 @@ CHECKPOINTS = {**GROWN, "strategy": "increment", "checkpoints": [3], "modules": 
         ("select", {"score": "fish"}, []),
         ("select", {"score": "fish", "batch_size": 8}, ["short_batch"]),
         ("select", {"score": "pafi", "on": "adapter"}, []),
+        ("select", {"score": "pafi"}, ["hidden_of_w"]),
+        ("select", {"score": "random", "modules": "everything"}, ["hidden_of_w"]),
+        ("select", {"score": "magnitude"}, []),  # 0 where W is hidden
     ],
 )
 def test_what_a_correction_changed_is_made_again(stage, config, again):

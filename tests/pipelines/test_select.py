@@ -4,10 +4,11 @@ random positions are drawn by."""
 from contextlib import nullcontext
 from types import SimpleNamespace
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
-from compressor.deltas.kinds.mask import Mask
+from compressor.deltas.kinds.mask import Mask, WeightMask
 from compressor.models.anatomy import matrices_of
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
@@ -51,16 +52,17 @@ def test_a_gradient_of_every_parameter_is_clipped_as_a_whole(tmp_path):
     assert equal(free, loose) and not equal(free, tight)
 
 
-def test_hidden_weights_are_no_candidates_and_each_matrix_has_a_draw_of_its_own(monkeypatch):
-    """Or matrices of equal shape would get equal positions."""
+@pytest.mark.parametrize(("score", "mask"), [("random", Mask), ("pafi", Mask), ("random", WeightMask), ("pafi", WeightMask)])
+def test_hidden_weights_are_no_candidates_and_each_matrix_has_a_draw_of_its_own(score, mask, monkeypatch):
+    """Or matrices of equal shape would get equal positions; a hidden weight is the smallest of all."""
     model = tiny("bert")
     first, *_ = matrices_of(model, ("query",))
     keep = torch.ones_like(first.original, dtype=torch.bool)
     keep[8:16] = False
-    first.attach(Mask(keep))
+    first.attach(mask(keep))
     monkeypatch.setattr(select_run, "untuned_model", lambda inputs: model)
     quiet = SimpleNamespace(progress=lambda *_: nullcontext(SimpleNamespace(advance=lambda: None)))
-    config = SelectConfig(score="random", count=4, modules=["query"])
+    config = SelectConfig(score=score, count=4, modules=["query"])
     _, matrices, scores = select_run._by_weights(config, SimpleNamespace(seed=0), quiet)
     hidden, second, third = (scores[matrix.path] for matrix in matrices)
     assert torch.equal(hidden != 0, keep) and not torch.equal(second, third)

@@ -255,13 +255,14 @@ def corrected(config: PruneConfig, kinds: Sequence[str]) -> dict[str, Any]:
     """What an earlier version computed otherwise: `reconstruction` by Σ|W + ΔW|, or by states that did not fit where a token's
     were huge; of rows with choices the loss of each pair; targets of own lengths of prompts with their targets behind them, and
     of a last batch of fewer rows; a refit gave back what a mask hides of W alone; what an item of weights hid was, after full
-    tuning, a change to those behind it."""
+    tuning, a change to those behind it; of equal |ΔW| the first went, and a tuned matrix without any was not adapted."""
     from export.latency.passes import may_have_been_cut
 
     criteria = {item.criterion for item in config.items} | set(config.search.criteria.values() if config.search else ())
     of_choices = "choices" in kinds and criteria & LOSS_POWER.keys()
     of_own_lengths = config.search is not None and config.search.target.lengths == "data"
     of_weights = [item for item in config.items if item.structure == "weights"]
+    by_change = any(item.criterion in prune_weights.BY_CHANGE for item in of_weights)
     return {
         **({"reconstruction": 3} if "reconstruction" in criteria else {}),
         **({"choices": 2} if of_choices else {}),
@@ -269,6 +270,7 @@ def corrected(config: PruneConfig, kinds: Sequence[str]) -> dict[str, Any]:
         **({"rows": 2} if of_own_lengths and may_have_been_cut(config.search.target.batch) else {}),
         **({"refit": 2} if config.refit else {}),
         **({"masked_base": 2} if any(item.criterion == "delta_or_weight" for item in of_weights[1:]) else {}),
+        **({"equal_changes": 2} if by_change else {}),
     }
 
 

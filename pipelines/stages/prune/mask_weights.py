@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from compressor.accelerator import accelerated, batches_on
 from compressor.deltas.links import merged_copy
 from compressor.models.anatomy import Matrix, layers_of, matrices_of, modules_of
-from compressor.pruning.scores import changes_of
+from compressor.pruning.scores import Changes, changes_of
 from compressor.pruning.weights import hide, hide_all_but, hide_lowest, importance, loss_importance, mask_of
 from compressor.pruning_criteria import LOSS_POWER, Hides
 from compressor.tasks.data import Data, tensor_batches
@@ -19,29 +19,28 @@ from compressor.tasks.features import torch_forward
 from export.parity.compare import compare, require
 from pipelines.engine.stage import Workspace
 from pipelines.stages.loading import PARITY_ROWS, predict_rows
-from pipelines.stages.prune.prune_weights import Pool, WeightsItem, pools_of
+from pipelines.stages.prune.prune_weights import BY_CHANGE, Pool, WeightsItem, pools_of
 
 
 def carry_out(
-    item: WeightsItem, model: nn.Module, base: nn.Module | None, seed: int, data: Data, workspace: Workspace
+    item: WeightsItem,
+    model: nn.Module,
+    base: nn.Module | None,
+    seed: int,
+    data: Data,
+    workspace: Workspace,
+    tuned: Collection[str] = (),
 ) -> dict[str, Any]:
     """Score, mask and check one item, in place: masked equals the same weights overwritten with zeros, bit for bit.
 
-    `base` (same shapes), given after full tuning, gets the same masks. Raises UserError E501, E502, E505 and CheckError E610.
+    `base` (same shapes), given after full tuning, gets the same masks. `tuned` modules are adapted in every block. Raises
+    UserError E501, E502, E505 and CheckError E610.
     """
-    changes = changes_of(model, base)
     matrices = matrices_of(model, item.modules)
+    changes = adapted_changes(matrices, changes_of(model, base), tuned)
     scores = score(item, model, matrices, changes, seed, data, workspace)
-    before, pools, hides = merged_copy(model), [], item.hides or "both"
-    if item.nm:
-        for matrix in matrices:
-            hide_all_but(matrix, scores[matrix.path], item.nm, hides)
-    else:
-        sizes = [matrix.original.numel() for matrix in matrices]
-        adapted = [matrix.path in changes for matrix in matrices]
-        pools = pools_of(item, [matrix.path for matrix in matrices], sizes, adapted)
-        for pool in pools:
-            hide_lowest([matrices[number] for number in pool.members], scores, pool.count, hides)
+    before, hides = merged_copy(model), item.hides or "both"
+    pools = hide_by(item, matrices, scores, changes, hides)
     if base is not None:
         hide_alike(matrices_of(base, item.modules), matrices, hides)
     if hides == "both":
@@ -59,11 +58,38 @@ def carry_out(
     return {**requested, **account(item, matrices, pools), "parity": result.to_json()}
 
 
+def adapted_changes(matrices: Sequence[Matrix], changes: Changes, tuned: Collection[str]) -> dict[str, Tensor]:
+    """`changes` with a ΔW of zeros for each other matrix of a tuned module: positions that are chosen in the whole model may
+    leave one without any, and what is adapted must not depend on that."""
+    bare = [matrix for matrix in matrices if matrix.name in tuned and matrix.path not in changes]
+    return {**changes, **{matrix.path: torch.zeros_like(matrix.original) for matrix in bare}}
+
+
+def hide_by(
+    item: WeightsItem, matrices: Sequence[Matrix], scores: Mapping[str, Tensor], changes: Changes, hides: Hides
+) -> list[Pool]:
+    """Mask what the item's share or pattern says, by `scores` (out, in, by path); returns the pools of an unstructured item.
+
+    Of equal |ΔW| the smaller |W + ΔW| goes first: after a sparse tune most of them are 0, and do not rank the weights.
+    """
+    second = importance(matrices, "weight_plus_delta", changes, 0) if item.criterion in BY_CHANGE else {}
+    if item.nm:
+        for matrix in matrices:
+            hide_all_but(matrix, scores[matrix.path], item.nm, hides, second=second.get(matrix.path))
+        return []
+    sizes = [matrix.original.numel() for matrix in matrices]
+    adapted = [matrix.path in changes for matrix in matrices]
+    pools = pools_of(item, [matrix.path for matrix in matrices], sizes, adapted)
+    for pool in pools:
+        hide_lowest([matrices[number] for number in pool.members], scores, pool.count, hides, second=second)
+    return pools
+
+
 def score(
     item: WeightsItem,
     model: nn.Module,
     matrices: Sequence[Matrix],
-    changes: Mapping[str, Tensor],
+    changes: Changes,
     seed: int,
     data: Data,
     workspace: Workspace,

@@ -19,6 +19,9 @@ from pipelines.file import limits
 from pipelines.stages.prune.uneven_layers import check_pattern_fits
 from pipelines.stages.training_config import DEFAULT_MODULES, on_of
 
+BY_CHANGE = ("delta", "delta_or_weight")
+"""Criteria that score weights by |ΔW|, which may be 0 nearly everywhere."""
+
 Share = Annotated[StrictFloat, Field(gt=0, lt=1)]
 
 

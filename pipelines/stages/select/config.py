@@ -174,9 +174,11 @@ def estimate(config: SelectConfig, plan: Plan, before: Plan, rows: dict[str, Any
 
 def corrected(config: SelectConfig, kinds: Sequence[str]) -> dict[str, Any]:
     """What an earlier version computed otherwise: the gradient of a last batch of fewer rows counted as that of a full one.
-    Without `samples` only the data tell how many rows there are."""
+    Without `samples` only the data tell how many rows there are. Weights that a prune hides of W alone were candidates."""
     may_be_short = config.gradient_rows > 1 and (config.samples is None or config.samples % config.gradient_rows)
-    return {"short_batch": 2} if may_be_short else {}
+    # the magnitude of hidden weights is 0
+    judges_hidden = config.on == "weights" and not config.row.batch and config.score != "magnitude"
+    return {**({"short_batch": 2} if may_be_short else {}), **({"hidden_of_w": 2} if judges_hidden else {})}
 
 
 STAGE = Stage(

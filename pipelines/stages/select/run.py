@@ -14,6 +14,7 @@ from compressor.methods import ground_of
 from compressor.methods.selective import ground
 from compressor.models.anatomy import Matrix, layers_of, matrices_of, modules_of
 from compressor.models.hub import build
+from compressor.pruning.weights import overwritten
 from compressor.selection.choice import choose_all, weight_score
 from compressor.selection.gradients import GradientSettings, Heuristic, gradient_scores
 from compressor.selection.score_names import DEFAULT_SAMPLES, OF_HEURISTIC
@@ -64,7 +65,7 @@ def start(config: SelectConfig, inputs: Inputs, data: Data | TaskData) -> tuple[
 def _by_weights(config: SelectConfig, inputs: Inputs, workspace: Workspace) -> ScoredMatrices:
     """Scores of the pretrained weights in their pruned shapes, or of a newly initialized LoRA's or adapter's tensors.
 
-    Masked entries score 0, so they are not candidates.
+    Entries that a mask hides, of W + ΔW or of W alone, score 0, so they are not candidates.
     """
     if config.on != "weights":
         model, matrices = start(config, inputs, read_task(inputs.task))
@@ -77,7 +78,7 @@ def _by_weights(config: SelectConfig, inputs: Inputs, workspace: Workspace) -> S
         for matrix in matrices:
             seed = seed_of(inputs.seed, matrix.path) if config.row.own_seed else inputs.seed
             score = weight_score(matrix.used, config.score, seed, path=matrix.path, **settings)
-            scores[matrix.path] = score if matrix.mask is None else matrix.mask.change(score)
+            scores[matrix.path] = overwritten(matrix, score, 0.0)
             bar.advance()
     return model, matrices, scores
 
