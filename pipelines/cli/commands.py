@@ -373,6 +373,21 @@ def doctor() -> None:
     """
 
 
+@main.command(epilog="Example: compress store --remove-unused --older-than 30")
+@click.option("--out", type=Folder(), default=RUNS, show_default=True, help="Folder of runs and store.")
+@click.option("--remove-unused", is_flag=True, help="Remove what no run in OUT uses.")
+@click.option("--remove-caches", is_flag=True, help="Remove what stages keep for other runs, such as a teacher's outputs.")
+@click.option("--older-than", type=click.FloatRange(0), metavar="DAYS", help="Remove only what is so old.  [default: 7]")
+@click.option("--json", "as_json", is_flag=True, help="Print what is there, or what was removed, as JSON.")
+@work("pipelines.cli.work.store_work:store")
+def store() -> None:
+    """Show the results in the store of OUT, their sizes and the runs that use them; or remove those that none uses.
+
+    A run uses the results of its last attempt and of the last one that finished. Delete a run's folder to free what it alone
+    uses. What a running process uses stays.
+    """
+
+
 main.add_command(delta)
 main.add_command(list_)
 main.add_command(loadtest)

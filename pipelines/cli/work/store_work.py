@@ -1,0 +1,63 @@
+"""The work of `compress store`: what the store of a folder of runs holds, and the removal of what none of them uses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from compressor.cost import human_bytes
+from compressor.errors import UserError
+from pipelines.cli.shown import note, say
+from pipelines.runs.stored import ARTIFACT, Stored, remove, stored, unused
+from pipelines.terminal.console_table import table
+
+COLUMNS = ("result", "size", "age, days", "used by")
+DAYS = 7
+MOST_NAMES = 3
+
+
+def store(out: Path, remove_unused: bool, remove_caches: bool, older_than: float | None, as_json: bool) -> None:
+    """Show the results, or remove some of them and show those."""
+    removes = remove_unused or remove_caches
+    if older_than is not None and not removes:
+        raise UserError("E112", "--older-than is of what is removed", "Add --remove-unused or --remove-caches")
+    rows = stored(out)
+    if removes:
+        asked = [*(unused(rows) if remove_unused else ()), *(unused(rows, caches=True) if remove_caches else ())]
+        rows = _removed(out, asked, DAYS if older_than is None else older_than)
+    if as_json:
+        click.echo(json.dumps([asdict(row) for row in rows], indent=1, ensure_ascii=False))
+    elif removes:
+        for row in rows:
+            say(f"{row.name} ({human_bytes(row.bytes)})")
+        say(f"removed: {_counted(rows)}")
+    else:
+        table(COLUMNS, [(row.name, human_bytes(row.bytes), f"{row.days:.1f}", _users(row)) for row in rows])
+        say(f"in all: {_counted(rows)}; used by no run: {_counted(unused(rows))}")
+
+
+def _removed(out: Path, asked: Sequence[Stored], days: float) -> list[Stored]:
+    """Remove those that are old enough and that no process uses; returns them, and tells of the others."""
+    results = list(remove(out, [row for row in asked if row.days >= days]))
+    if used := [row for row, gone in results if not gone]:
+        note(f"kept, in use by a running process: {_counted(used)}")
+    if young := [row for row in asked if row.days < days]:
+        note(f"kept, younger than {days:g} days: {_counted(young)}; --older-than 0 removes these, too")
+    return [row for row, gone in results if gone]
+
+
+def _users(row: Stored) -> str:
+    """The first runs of an artifact and how many more there are; of another result what it is."""
+    if row.kind != ARTIFACT:
+        return f"({row.kind})"
+    more = len(row.runs) - MOST_NAMES
+    named = ", ".join(row.runs[:MOST_NAMES])
+    return f"{named} and {more} more" if more > 0 else named or "no run"
+
+
+def _counted(rows: Sequence[Stored]) -> str:
+    return f"{len(rows)} {'result' if len(rows) == 1 else 'results'}, {human_bytes(sum(row.bytes for row in rows))}"
