@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import re
 import shutil
 import tempfile
@@ -84,7 +86,7 @@ def remove(out: Path, rows: Sequence[Stored]) -> Iterator[tuple[Stored, bool]]:
 def _users(out: Path) -> dict[str, list[str]]:
     """The names of the runs that use each artifact: by the last run that finished, and by the last attempt."""
     users: dict[str, list[str]] = defaultdict(list)
-    for folder in sorted({path.parent for name in (RUN_FILE, LOCK_FILE) for path in _below(out, name)}):
+    for folder in _runs(out):
         attempt, path = last_attempt(folder), folder / LOCK_FILE
         names = {stage["artifact"] for stage in read_lock(path)["stages"]} if path.is_file() else set()
         names |= {stage.artifact for stage in attempt.stages} if attempt else set()
@@ -93,9 +95,26 @@ def _users(out: Path) -> dict[str, list[str]]:
     return users
 
 
-def _below(out: Path, name: str) -> Iterator[Path]:
-    """Files of runs, and of a sweep's trials, which are one folder deeper."""
-    yield from (path for pattern in (f"*/{name}", f"*/*/{name}") for path in out.glob(pattern) if STORE not in path.parts)
+def _runs(out: Path) -> Iterator[Path]:
+    """The folders of runs, and of a sweep's trials, which are one deeper. Raises UserError E801 for one that cannot be read."""
+    for folder in (inner for outer in _folders(out) for inner in (outer, *_folders(outer))):
+        try:
+            if any((folder / name).is_file() for name in (RUN_FILE, LOCK_FILE)):
+                yield folder
+        except PermissionError as error:
+            raise _unreadable(folder, error) from None
+
+
+def _folders(above: Path) -> list[Path]:
+    try:
+        return sorted(path for path in above.iterdir() if path.name != STORE and path.is_dir())
+    except PermissionError as error:
+        raise _unreadable(above, error) from None
+
+
+def _unreadable(folder: Path, error: OSError) -> UserError:
+    what = f"cannot be read ({error.strerror}): which results it uses is not known"
+    return UserError("E801", what, "Change its permissions, or ask its owner", str(folder))
 
 
 def _cached(store: Store) -> list[Path]:
@@ -131,6 +150,9 @@ def _discard(path: Path, root: Path) -> None:
     if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
         return
+    for folder in (path, *(each for each in path.rglob("*") if each.is_dir())):
+        if not os.access(folder, os.W_OK | os.X_OK):  # asked before the first step: it would fail in the middle
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
     old = Path(tempfile.mkdtemp(prefix=f".old-{path.name.lstrip('.')}-", dir=root))
     path.rename(old)
     shutil.rmtree(old)

@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,7 @@ from pipelines.cli.work.store_work import store
 from pipelines.engine.runner import run_pipeline
 from pipelines.engine.store import Store, sealed, shared_lock
 from pipelines.file.config import load_pipeline
-from pipelines.runs.stored import stored, unused
+from pipelines.runs.stored import remove, stored, unused
 from tests.pipelines.toys import tree
 
 QUIET = {"remove_unused": False, "remove_caches": False, "older_than": None, "as_json": False}
@@ -128,3 +129,54 @@ def test_mistakes(out, tmp_path, two):
         store(out, **QUIET | {"older_than": 3.0})
     with pytest.raises(UserError, match=r"E805 .*no store of runs here"):
         store(tmp_path / "nowhere", **QUIET)
+
+
+def as_another_user(out, action):
+    """What `action` raises of a folder, as text; root, who may do anything, asks as nobody does."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        told = ""
+        os.chdir(out)  # the folders above may be root's alone
+        if os.getuid() == 0:
+            os.setuid(65534)
+        try:
+            action()
+        except BaseException as error:
+            told = str(error)
+        os.write(writing, told.encode())
+        os._exit(0)
+    os.close(writing)
+    os.waitpid(child, 0)
+    with os.fdopen(reading) as told:
+        return told.read()
+
+
+@pytest.mark.parametrize("place", ["toy", "toy-sweep/trial", "toy-sweep"])
+def test_a_run_that_cannot_be_entered_may_use_anything(out, two, ages, place):
+    closed = out / place
+    if place != "toy":
+        closed.parent.mkdir(exist_ok=True)
+        (out / "toy").rename(closed)
+    closed.chmod(0)
+    told = as_another_user(out, lambda: stored(Path()))
+    closed.chmod(0o755)
+    assert told.startswith(f"E801 {place}: cannot be read (Permission denied): which results it uses is not known")
+    assert not as_another_user(out, lambda: stored(Path()))
+
+
+def test_another_users_result_stays_where_it_is(out, two, ages):
+    root, first = out / ".store", sorted(two[0])[0]
+    root.chmod(0o777)
+    (root / first).chmod(0o555)
+    removed = [row for row in stored(out) if row.name == first]
+    told = as_another_user(out, lambda: list(remove(Path(), removed)))
+    (root / first).chmod(0o755)
+    assert "E801" in told and "cannot be removed (Permission denied)" in told
+    assert first in {path.name for path in root.iterdir()} and not list(root.glob(".old-*"))
+
+
+def test_the_folder_of_runs_may_lie_in_a_store(project, tmp_path):
+    inner = tmp_path / ".store" / "runs"
+    go(project, inner)
+    assert not unused(stored(inner))
