@@ -36,6 +36,10 @@ TOKENIZER = "tokenizer"
 """Folder of the tokenizer's files, in a version's folder."""
 CONFIG_FILE = "config.pbtxt"
 """The config of a model, beside its versions."""
+STATES = "initial_state"
+"""The folder in a model's that has the files of the states that a sequence begins with."""
+NO_VERSIONS = (WARMUP, STATES)
+"""Folders that Triton reads beside a model's versions."""
 
 
 @dataclass(frozen=True)
@@ -192,13 +196,13 @@ def config_in(read: Callable[[], bytes], where: str) -> ModelConfig:
 
 
 def version_folders(model_folder: Path) -> list[Path]:
-    """The version folders of a model, oldest first; hidden folders and the warm-up requests are none.
+    """The version folders of a model, oldest first; hidden folders and those in NO_VERSIONS are none.
 
     Raises UserError E727 for another folder, such as `01`: Triton would leave it out, and serve another version or none.
     """
     versions = []
     for folder in sorted(path for path in Path(model_folder).iterdir() if path.is_dir() and path.name[0] != "."):
-        if folder.name == WARMUP:
+        if folder.name in NO_VERSIONS:
             continue
         if not re.fullmatch(r"[1-9][0-9]{0,17}", folder.name):
             what = f"'{folder.name}' is not the name of a version: Triton would leave it out"

@@ -18,16 +18,16 @@ from compressor.errors import UserError
 from compressor.inside import is_inside
 from serving.backend_files import backend_names
 from serving.layout.warmup import FOLDER as WARMUP
-from serving.repository import CONFIG_FILE, read_config, version_folders
+from serving.repository import CONFIG_FILE, STATES, read_config, version_folders
 
 PARAMETERS = {"EXECUTION_ENV_PATH": "a Python environment", "TRITON_BATCH_STRATEGY_PATH": "a library"}
 """Parameters of a model, and the code that each makes Triton load."""
 STUB = "triton_python_backend_stub"
 """The program that runs a model's Python code: one in the model's folder takes the place of Triton's own."""
-STATES = "initial_state"
-"""The folder in a model's that has the files of the states that a sequence begins with."""
 PYTHON_RUNTIME = "model.py"
 """The `runtime` of this project's backends: the file of that name in their own folder."""
+ASKED_BY = re.compile(r"[\w.-]+", re.ASCII)
+"""A model's name that stands in the path of a request as it is."""
 NO_CODE = "Move that model out of the repository; no code of a repository is run"
 
 

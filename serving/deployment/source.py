@@ -45,14 +45,18 @@ class Source:
         return newest
 
     def refuse_links(self) -> None:
-        """Raises UserError E724 for a link out of the repository among the files to publish and their folders: its target would
-        be published."""
+        """Raises UserError E724 for a link out of the repository among the files to publish and their folders, whose target
+        would be published, and for a link to a folder in the version, whose files would be left out."""
         names = [f"{self.version.name}/{name}" for name in version_files(self.version)]
         for name in map(Path, (*names, *self._paths_beside())):
             for part in (*reversed(name.parents), name):
                 if leads_out(str(part), self.folder, self.folder):
                     what, fix = "a link out of the repository, whose target would be published", "Put the target in its place"
                     raise UserError("E724", what, fix, str(self.folder / part))
+        for path in sorted(self.version.rglob("*")):
+            if path.is_symlink() and path.is_dir():
+                what, fix = "a link to a folder, whose files would not be published", "Put the target in its place"
+                raise UserError("E724", what, fix, str(path))
 
     def _paths_beside(self) -> dict[str, Path]:
         files = {path.relative_to(self.folder).as_posix(): path for path in self.folder.rglob("*") if path.is_file()}

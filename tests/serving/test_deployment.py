@@ -212,6 +212,18 @@ def test_a_version_that_is_a_link_is_named_and_not_a_file_in_it(make_run, tmp_pa
         deploy(version.parent.parent, Target.at(str(tmp_path / "target")), None, Options("first"))
 
 
+@pytest.mark.parametrize("outside", [False, True])
+def test_a_linked_folder_in_a_version_is_not_left_out(make_run, tmp_path, outside):
+    """Without its files, such as weights beside a graph, the version published would not load."""
+    run = make_run(0)
+    place = (tmp_path if outside else run / NAME) / ".weights"
+    place.mkdir()
+    (place / "weights.bin").touch()
+    (run / NAME / "1" / "weights").symlink_to(place)
+    with pytest.raises(UserError, match=rf"E724 .*{NAME}/1/weights: a link to a folder, whose files would not be published"):
+        deploy(run, Target.at(str(tmp_path / "target")), None, Options("first"))
+
+
 def test_old_versions_are_removed(make_run, target):
     for seed in range(4):
         deploy(make_run(seed), target, None, Options(str(seed), keep=2))

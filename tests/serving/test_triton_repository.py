@@ -67,6 +67,7 @@ def test_a_folder_that_triton_would_leave_out_is_refused(tmp_path, name):
     (tmp_path / "m" / "2").mkdir(parents=True)
     (tmp_path / "m" / "10").mkdir()
     (tmp_path / "m" / "warmup").mkdir()
+    (tmp_path / "m" / "initial_state").mkdir()
     (tmp_path / "m" / ".unfinished").mkdir()
     assert [folder.name for folder in version_folders(tmp_path / "m")] == ["2", "10"]
     (tmp_path / "m" / name).mkdir()

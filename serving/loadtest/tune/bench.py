@@ -16,7 +16,6 @@ from pathlib import Path
 from compressor.errors import UserError
 from compressor.processor import free_memory
 from serving.client import Client
-from serving.layout.warmup import FOLDER as WARMUP
 from serving.loadtest.answer_check import check_answers
 from serving.loadtest.arrivals import Load
 from serving.loadtest.fleet import Fleet
@@ -25,7 +24,7 @@ from serving.loadtest.request_pools import Endpoint
 from serving.loadtest.traffic import Outputs
 from serving.loadtest.tune.setting_grid import Setting, as_text, configured, runtime_of_model
 from serving.loadtest.tune.trials import Probe, Trial
-from serving.repository import CONFIG_FILE, read_config, version_folders
+from serving.repository import CONFIG_FILE, NO_VERSIONS, read_config, version_folders
 from serving.repository_safety import refuse_unsafe
 from serving.server import EmbeddedServer
 
@@ -123,7 +122,7 @@ def link_model(source: Path, folder: Path) -> None:
     for path in source.iterdir():
         if path.is_file():
             shutil.copyfile(path, folder / path.name)
-        elif path.name == WARMUP:
+        elif path.name in NO_VERSIONS:
             shutil.copytree(path, folder / path.name)
         else:
             (folder / path.name).symlink_to(path.resolve(), target_is_directory=True)
