@@ -54,7 +54,8 @@ def predictor(
         for name in (f"{model}{TEXT_SUFFIX}", model):
             config = client.config(name) if client.ready(name) else {}
             if config.get("backend") == GENERATE_BACKEND:
-                fix = "Send its prompts to the server's generate_stream, or with Client.infer"
+                # not Client.infer: Triton refuses a request with one answer for a model whose answers come in parts
+                fix = "Send its prompts to the server's generate_stream"
                 raise UserError("E716", f"model '{name}' continues texts", fix)
             if config.get("backend") == TEXT_BACKEND:
                 from serving.clients.by_text import TextPredictor

@@ -7,6 +7,7 @@ followed wherever they lead.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -39,7 +40,7 @@ def refuse_unsafe(folder: Path, names: Sequence[str]) -> None:
         config, where = read_config(home), str(home / CONFIG_FILE)
         if what := next(_code_in(config), None):
             raise UserError("E724", what, NO_CODE, where)
-        if what := next(_in_a_shell(name, config), None):
+        if what := next(_odd_names(name, config), None):
             raise UserError("E724", what, "Use letters a to z, digits, '_', '-' and '.'", where)
         if path := next(_code_beside(home), None):
             raise UserError("E724", "Triton would load or run this file", NO_CODE, str(path))
@@ -65,13 +66,16 @@ def _code_in(config: ModelConfig) -> Iterator[str]:
     yield from (f"{field} loads a library" for field, is_given in libraries.items() if is_given)
 
 
-def _in_a_shell(name: str, config: ModelConfig) -> Iterator[str]:
-    """What Triton writes into the command that starts its program, and a shell may take for more than a word."""
+def _odd_names(name: str, config: ModelConfig) -> Iterator[str]:
+    """What Triton writes into the command that starts its program, and a shell may take for more than a word; and a name by
+    which a model is not found."""
     words = [("the model's name", name), ("default_model_filename", config.default_model_filename)]
     words += [("the name of an instance group", group.name) for group in config.instance_group]
     for what, word in words:
         if word and shlex.quote(word) != word:
             yield f"{what} is {word!r}, and Triton writes it unquoted into a shell command"
+    if not ASKED_BY.fullmatch(name):
+        yield f"the model's name is {name!r}, which clients quote in a path, and Triton does not take so"
 
 
 def _code_beside(home: Path) -> Iterator[Path]:

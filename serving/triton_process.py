@@ -44,6 +44,9 @@ STUB_DIED = re.compile(r"error while loading shared libraries: .+|.*'_recursion_
 NOT_LOADED = re.compile(r"(?:failed to load|Poll failed for model directory) '(.+?)'(?: version \d+)?: (.*?)(?:\\n|\"?$)", re.M)
 NOISE = re.compile(r"NODELAY NOT SUPPORTED|^\s*$|^ *\d+# 0x")
 """Lines that say nothing: about Unix sockets, and the addresses of a stack."""
+STUB = re.compile(r"[^\0]+\0[^/\0]+/(?P<model>[^/\0]+)/\d+/")
+"""A stub's command line begins with the program and a file of the version, in the folder of models. The name of the instance,
+which it has as well, may be of the config's choice."""
 UNNAMED = "?"
 """The model of a process that shows no arguments, because it has ended."""
 
@@ -93,7 +96,7 @@ class TritonProcess:
             if ended or STUB_DIED.search(self.log()):  # Triton keeps waiting for a dead stub
                 raise diagnose(self.log(), self.log_path, self.process.poll())
             if time.monotonic() > deadline:
-                fix = f"Raise the timeout, or see why in {self.log_path}"
+                fix = f"See why in {self.log_path}; free memory and processors, and try again"
                 raise UserError("E708", f"the Triton server was not ready within {seconds:g} s", fix)
             time.sleep(0.05)
         close_to_others(self.stage.name)
@@ -158,8 +161,8 @@ def stubs_of(group: int) -> dict[int, str]:
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if os.getpgid(int(path.name)) == group and int(path.name) != group:
-                arguments = (path / "cmdline").read_text(errors="replace").split("\0")
-                stubs[int(path.name)] = re.sub(r"_\d+_\d+$", "", arguments[8]) if len(arguments) > 8 else UNNAMED
+                found = STUB.match((path / "cmdline").read_text(errors="replace"))
+                stubs[int(path.name)] = found["model"] if found else UNNAMED
     return stubs
 
 

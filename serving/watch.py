@@ -16,6 +16,8 @@ from serving.server import EmbeddedServer
 
 POLL_SECONDS = 0.2
 RESTARTS, WINDOW_SECONDS = 3, 60
+REFUSED = ("E724", "E727")
+"""What is wrong with a repository itself: trying again does not mend it."""
 KEPT_LOGS = 10
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -32,7 +34,8 @@ def watch(
 
     `also` is called every POLL_SECONDS, to keep other processes.
 
-    Raises UserError E738 when it ends again after RESTARTS restarts within WINDOW_SECONDS.
+    Raises UserError E738 when it ends again after RESTARTS restarts within WINDOW_SECONDS, and E724, E727 for a repository that
+    is not served any more.
     """
     restarts: list[float] = []
     failure = None
@@ -47,7 +50,7 @@ def watch(
         restarts = lately(restarts, now)
         if len(restarts) > RESTARTS:
             what = f"the server failed {len(restarts)} times within {WINDOW_SECONDS} s; the last time: {fault.what}"
-            raise UserError("E738", what, fault.fix)
+            raise UserError("E738", what, fault.fix, fault.where)
         tell(f"{fault.what}; starting again")
         ports = dict(server.ports)
         try:
@@ -56,6 +59,8 @@ def watch(
             moved = "".join(f"; {name} is now on port {port}" for name, port in server.ports.items() if port != ports[name])
             tell(f"serving again after {time.monotonic() - now:.1f} s{moved}")
         except UserError as error:
+            if error.code in REFUSED:
+                raise
             failure = error
 
 

@@ -87,7 +87,10 @@ def shortened(text: str, most: int = 400) -> str:
 
 
 def _plain(error: BaseException) -> BaseException:
-    """The error; if tempfile found no folder to write to, which it says without a reason, the one met in the first of them."""
+    """The error; if tempfile found no folder to write to, which it says without a reason, the one met in the first of them; if
+    a tree could not be copied for want of space, that of its first file, which shutil keeps as words."""
+    if isinstance(error, shutil.Error) and (met := _met_in_a_copy(error)):
+        return met
     if not (isinstance(error, FileNotFoundError) and "No usable temporary directory" in str(error)):
         return error
     try:
@@ -96,6 +99,15 @@ def _plain(error: BaseException) -> BaseException:
     except OSError as reason:
         return reason
     return error
+
+
+def _met_in_a_copy(error: shutil.Error) -> OSError | None:
+    files = error.args[0] if error.args and isinstance(error.args[0], list) else []
+    for source, target, words in files:
+        number = re.match(r"\[Errno (\d+)\]", str(words))
+        if number and int(number[1]) in FULL:
+            return OSError(int(number[1]), os.strerror(int(number[1])), source, None, target)
+    return None
 
 
 def _full(error: BaseException) -> int | None:

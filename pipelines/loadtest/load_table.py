@@ -79,7 +79,7 @@ def server_notes(levels: list[Record]) -> list[str]:
     for level in levels:
         answered = level["server"]["requests"]
         if answered is None:
-            told = "the server or its model was started again meanwhile: what it says of itself is left out"
+            told = "the server or its model ended meanwhile, or was started again: what it says of itself is left out"
             lines.append(f"{level['load']}: {told}")
             continue
         others = answered - level["requests"]

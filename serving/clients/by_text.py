@@ -11,7 +11,7 @@ import numpy as np
 
 from compressor.errors import UserError
 from serving.client import Client, Refusal
-from serving.clients.text_bytes import Text, as_utf8, encoded
+from serving.clients.text_bytes import Text, as_utf8, batches, encoded
 from serving.layout.text_outputs import PAIR, TASK, TEXT
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ MATCH = "MATCH"
 Outputs = Mapping[str, np.ndarray]
 ROW = re.compile(r"(?:\[.*?\] )?(?:[a-z ]+ error: )?row (\d+): (.*)", re.DOTALL)
 """A refusal, or a failure, that names a row of the request."""
+NO_TASK = re.compile(r"no task .* in this version; it has (.*)", re.DOTALL)
+"""A refusal because of the task, which all rows of a request have in common."""
 
 
 class TextPredictor:
@@ -49,24 +51,30 @@ class TextPredictor:
     def __call__(self, texts: Sequence[Text], first: int = 0) -> list[Prediction] | list[Estimate] | list[Tagged]:
         """One prediction per text, in order; `first` is the number of the first one in errors, from 0.
 
-        Raises UserError E717 for a text that cannot be predicted, E715.
+        Raises UserError E717 for a text that cannot be predicted, E778 for a task that the model does not have, E715.
         """
         # each task of many may read one text or two
         pairs = isinstance(texts[0], tuple) if self.task is not None and texts else PAIR in self.inputs
-        columns, predictions = encoded(texts, pairs, self.model, first), []
-        for start in range(0, len(texts), self.size or max(len(texts), 1)):
-            batch = columns[start : start + (self.size or len(texts))]
+        predictions = []
+        for batch in batches(encoded(texts, pairs, self.model, first), self.size or len(texts)):
             features = {name: batch[:, [place]] for place, name in enumerate((TEXT, PAIR)[: 1 + pairs])}
             if self.task is not None:
                 features[TASK] = np.full((len(batch), 1), as_utf8(self.task, 0), dtype=object)
             try:
                 outputs = self.client.infer(self.model, features)
             except Refusal as refusal:
-                raise of_a_text(refusal, texts[start : start + len(batch)], first + start) from refusal
+                done = len(predictions)
+                raise self._refused(refusal, texts[done : done + len(batch)], first + done) from refusal
             predictions += [
                 self.read(self.name, {key: array[row] for key, array in outputs.items()}) for row in range(len(batch))
             ]
         return predictions
+
+    def _refused(self, refusal: Refusal, batch: Sequence[Text], first: int) -> UserError:
+        if self.task is not None and (unknown := NO_TASK.search(refusal.reason)):
+            what = f"model '{self.model}' has no task {self.task!r:.80}; it has {unknown[1]}"
+            return UserError("E778", what, "Name one of them with --task")
+        return of_a_text(refusal, batch, first)
 
 
 def of_a_text(refusal: Refusal, batch: Sequence[Text], first: int) -> UserError:

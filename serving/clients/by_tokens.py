@@ -13,7 +13,7 @@ from tritonclient.utils import triton_to_np_dtype
 from compressor.errors import UserError
 from compressor.tasks import KINDS
 from compressor.tasks.task_kind import TaskKind, kind_of
-from serving.backends.door import ENCODING_FIELDS, cut_end
+from serving.backends.door import ENCODING_FIELDS, VERSION_FILE, cut_end
 from serving.client import Client
 from serving.clients.by_choice import KIND as CHOICES
 from serving.clients.text_bytes import Text, as_utf8, check_texts
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from compressor.tasks.kinds.tokens import Tagged
 
 
+PASS_FOLDER = "Pass --tokenizer with the version's folder, NAME/1 of the repository"
+
+
 class TokenPredictor:
     """The predictions of one version of a model, for texts of any number."""
 
@@ -37,6 +40,8 @@ class TokenPredictor:
         self.client, self.model, self.size = client, model, config["max_batch_size"]
         self.version = client.versions(model)[-1]
         folder = Path(version_folder or find_version(client, model, self.version))
+        if version_folder is not None and not (folder / VERSION_FILE).is_file():
+            raise UserError("E714", f"not a version's folder: it has no {VERSION_FILE}", PASS_FOLDER, str(folder))
         check_version(folder, model, self.version)
         facts = read_version(folder)
         self.kind, self.labels = kind_served(model, facts), list(facts.labels)
@@ -114,11 +119,10 @@ def check_finite(logits: np.ndarray, encoding: Encoding, number: int, text: Text
 def load_tokenizer(folder: Path, facts: VersionFacts) -> Tokenizer:
     """The tokenizer in `folder`, checked against the version's facts; special tokens in a text are read as text. Raises
     UserError E714."""
-    fix = "Pass --tokenizer with the version's folder, NAME/1 of the repository"
     if not (folder / "tokenizer.json").is_file():
-        raise UserError("E714", "no tokenizer.json", fix, str(folder))
+        raise UserError("E714", "no tokenizer.json", PASS_FOLDER, str(folder))
     if tokenizer_sha256(folder) != facts.tokenizer_sha256:
-        raise UserError("E714", "this is not the tokenizer that the model was deployed with", fix, str(folder))
+        raise UserError("E714", "this is not the tokenizer that the model was deployed with", PASS_FOLDER, str(folder))
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     end = cut_end(tokenizer, folder)
     tokenizer.no_truncation()
@@ -154,7 +158,7 @@ def check_labels(folder: Path, model: str, config: Mapping[str, Any], facts: Ver
     classes = int(logits["dims"][-1])  # -1: of any number. In JSON from gRPC it is text
     if classes not in (-1, len(facts.labels)):
         what = f"the folder has {len(facts.labels)} labels, and model '{model}' gives {classes} {LOGITS}"
-        raise UserError("E714", what, "Pass --tokenizer with the version's folder, NAME/1 of the repository", str(folder))
+        raise UserError("E714", what, PASS_FOLDER, str(folder))
 
 
 def kind_served(model: str, facts: VersionFacts) -> TaskKind:

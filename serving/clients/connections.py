@@ -52,6 +52,7 @@ class HttpConnection:
         tls = {"ssl": True, "ssl_context_factory": lambda: ssl.create_default_context(cafile=ca)} if address.tls else {}
         self._open = partial(InferenceServerClient, str(address), connection_timeout=CONNECT_SECONDS, **tls)
         self._client = self._open(network_timeout=seconds)
+        self._look_seconds = min(seconds, CONNECT_SECONDS)
         self._headers = dict(headers)
         # a response that is no JSON, or of another form, is not Triton's
         self.failures = (OSError, HTTPParseError, ValueError, KeyError, TypeError)
@@ -73,7 +74,7 @@ class HttpConnection:
         return self._client.is_model_ready(model, headers=self._headers)
 
     def live(self) -> bool:
-        with self._open(network_timeout=CONNECT_SECONDS) as client:  # a server that hangs is not waited for as a model is
+        with self._open(network_timeout=self._look_seconds) as client:  # a server that hangs is not waited for as a model is
             return client.is_server_live(headers=self._headers)
 
     def models(self) -> list[str]:
@@ -99,7 +100,7 @@ class GrpcConnection:
         tls = {"ssl": address.tls, "root_certificates": None if ca is None else str(ca)}
         self._client = InferenceServerClient(str(address), channel_args=channel_options(address.host), **tls)
         self._headers = {key.lower(): value for key, value in headers.items()}  # gRPC refuses capitals
-        self._options = {"headers": self._headers, "client_timeout": CONNECT_SECONDS}
+        self._options = {"headers": self._headers, "client_timeout": min(seconds, CONNECT_SECONDS)}
         self._infer_options = {"headers": self._headers, "client_timeout": seconds}
 
     def infer(self, model: str, arrays: Mapping[str, np.ndarray], version: str) -> dict[str, np.ndarray]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -10,6 +10,8 @@ from compressor.errors import UserError
 
 Text = str | tuple[str, ...]
 """A text, or a pair of texts, or a text with its choices."""
+MOST_BYTES = 8 << 20
+"""Of the texts of one request: half of what `compress serve` takes by default."""
 
 
 def check_texts(texts: Sequence[Text], pairs: bool, model: str, first: int = 0) -> None:
@@ -36,6 +38,20 @@ def encoded(texts: Sequence[Text], pairs: bool, model: str, first: int = 0) -> n
     array = np.empty((len(rows), 1 + pairs), dtype=object)
     array[:] = rows or array
     return array
+
+
+def batches(rows: np.ndarray, most: int) -> Iterator[np.ndarray]:
+    """Rows of texts (texts, 1), or (texts, 2), in order, in parts of at most `most` rows and of MOST_BYTES, or of one row that
+    has more by itself."""
+    start = held = 0
+    for number, row in enumerate(rows):
+        size = sum(map(len, row))
+        if number > start and (number - start == most or held + size > MOST_BYTES):
+            yield rows[start:number]
+            start, held = number, 0
+        held += size
+    if len(rows):
+        yield rows[start:]
 
 
 def as_utf8(text: str, number: int) -> bytes:

@@ -52,7 +52,8 @@ def read_answers(version: Path) -> list[Answer]:
     try:
         return [Answer(**answer) for answer in json.loads(path.read_text(encoding="utf-8"))["answers"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError("E754", f"no recorded answers ({error})", "Run the pipeline's deploy stage again", str(path)) from error
+        fix = "Run the pipeline's deploy stage again; what another command wrote, such as delta stack, is not deployed"
+        raise UserError("E754", f"no recorded answers ({error})", fix, str(path)) from error
 
 
 def differences(

@@ -1,17 +1,17 @@
 """The guard's process: `python -m serving.guard.guard_main`, started and told what to do by `GuardProcess`.
 
 The first line on stdin is its settings as JSON, each further one a command: up, starting, or drain. It ends with its stdin, so
-it does not outlive its parent. On stdout it says `listening`, and after `drain` at once `draining`, and `drained` when
-no request is left.
+it does not outlive its parent; SIGTERM and SIGINT, which systemd sends to all processes of a service, are for the parent. On
+stdout it says `listening`, and after `drain` at once `draining`, and `drained` when no request is left.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import resource
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -29,12 +29,13 @@ BACKLOG = 1024
 
 def main() -> None:
     """Serve until stdin ends."""
+    for number in (signal.SIGTERM, signal.SIGINT):  # the parent answers what is in flight first, through this process
+        signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(level=logging.ERROR, format="guard: %(message)s")
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     settings = json.loads(sys.stdin.buffer.raw.readline())
-    with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(serve(settings))
+    asyncio.run(serve(settings))
 
 
 async def serve(settings: dict[str, Any]) -> None:

@@ -35,8 +35,11 @@ class Checked:
 
 def first_answers(record: Record, traffic: Traffic) -> list[Outputs]:
     """The answers of a pass over all rows of the traffic. Raises UserError E748 for a row that the server refuses, or does not
-    answer, although it comes alone."""
-    found = {row: outputs_of(body, header) for row, header, body in record.answers}
+    answer as Triton does, although it comes alone."""
+    found = {row: outputs_if_any(body, header) for row, header, body in record.answers}
+    if odd := [row for row, outputs in found.items() if outputs is None]:
+        what = "what comes back for a row that comes alone is not an answer of Triton"
+        raise UserError("E748", what, "See what answers there, such as a proxy", traffic.name_of(odd[0]))
     if error := next((error for error in record.errors if error), None):
         if error.startswith((TIMED_OUT, CONNECTION)):
             what, fix = "a row that comes alone is not answered", "See the server's log; for a slow model raise --timeout"
@@ -46,6 +49,14 @@ def first_answers(record: Record, traffic: Traffic) -> list[Outputs]:
         where = traffic.name_of(record.errors.index(error))
         raise UserError("E748", f"{what} ({record.reason or error})", fix, where)
     return [found[row] for row in range(len(traffic)) if row in found]
+
+
+def outputs_if_any(body: bytes, header: int) -> Outputs | None:
+    """The outputs in an answer; None where it is not Triton's, such as a page of a proxy, or cut."""
+    try:
+        return outputs_of(body, header)
+    except Exception:  # a body may be anything, and each is another type of tritonclient's, json's, numpy's or protobuf's
+        return None
 
 
 def require_recorded(recorded: Sequence[Outputs], found: Sequence[Outputs], alone: float = TOLERANCE) -> None:
@@ -58,12 +69,13 @@ def require_recorded(recorded: Sequence[Outputs], found: Sequence[Outputs], alon
 
 
 def check_answers(expected: Sequence[Outputs], records: Iterable[Record], bound: float = IN_BATCHES) -> Checked:
-    """Compare every different answer of each row with the expected one; a difference of more than `bound` is wrong."""
+    """Compare every different answer of each row with the expected one; a difference of more than `bound` is wrong, and so is
+    what is not an answer of Triton."""
     counts, worst, unchecked = dict.fromkeys(("equal", "near", "wrong", "changed"), 0), 0.0, 0
     for record in records:
         unchecked += record.unchecked
         for (row, header, body), count in record.answers.items():
-            verdict, difference = compared(expected[row], outputs_of(body, header), bound)
+            verdict, difference = compared(expected[row], outputs_if_any(body, header) or {}, bound)
             counts[verdict] += count
             worst = max(worst, difference)
     checked = {key: counts[key] for key in ("near", "wrong", "changed")}
@@ -71,9 +83,9 @@ def check_answers(expected: Sequence[Outputs], records: Iterable[Record], bound:
 
 
 def compared(expected: Outputs, found: Outputs, bound: float) -> tuple[str, float]:
-    """'equal', 'near', 'wrong' (measured numbers beyond `bound`, shapes, outputs) or 'changed' (texts or integers alone, such
-    as the place of an answer), and the largest relative difference."""
-    if expected.keys() != found.keys() or any(expected[name].shape != found[name].shape for name in expected):
+    """'equal', 'near', 'wrong' (measured numbers beyond `bound`, shapes, kinds of values, outputs) or 'changed' (texts or
+    integers alone, such as the place of an answer), and the largest relative difference."""
+    if expected.keys() != found.keys() or any(form(expected[name]) != form(found[name]) for name in expected):
         return "wrong", np.inf
     numbers = [name for name in expected if expected[name].dtype.kind == "f"]
     worst = max((difference(expected[name], found[name]) for name in numbers), default=0.0)
@@ -83,6 +95,11 @@ def compared(expected: Outputs, found: Outputs, bound: float) -> tuple[str, floa
     if worst > EQUAL:
         return "near", worst
     return ("equal" if same_others else "changed"), worst
+
+
+def form(output: np.ndarray) -> tuple[str, tuple[int, ...]]:
+    """The kind of an output's values, such as numbers or texts, and its shape."""
+    return output.dtype.kind, output.shape
 
 
 def difference(expected: np.ndarray, found: np.ndarray) -> float:

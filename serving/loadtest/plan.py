@@ -82,7 +82,8 @@ def run_levels(
         rate = wish.rate or wish.factor * best
         if not (rate or wish.concurrency):
             what = f"{wish.factor:g}x is a multiple of the throughput, and nothing was answered before"
-            raise UserError("E751", what, "See the errors of the closed loops, or give requests a second")
+            fix = "See the errors of the closed loops, raise --seconds, or give requests a second"
+            raise UserError("E751", what, fix)
         load = replace(limits, concurrency=wish.concurrency, rate=rate, seed=number)
         measured.append(measure(fleet, target, load, deadline, expected))
         done(measured[-1])
@@ -90,12 +91,17 @@ def run_levels(
 
 
 def require_answers(levels: Sequence[dict[str, Any]]) -> None:
-    """Raises CheckError E750 if answers under load were not those of the rows alone, or a measured level has none."""
+    """Raises CheckError E750 if answers under load were not those of the rows alone, or a measured level has none; UserError
+    E751 for a level that was too short for a request."""
     for level in levels:
         answers = level["answers"]
-        if level["requests"] <= sum(level["errors"].values()):
+        if 0 < level["requests"] <= sum(level["errors"].values()):
             raise CheckError("E750", "no request was answered", "See the errors above, and the server's log", level["load"])
         if answers["wrong"] or answers["changed"] > FEW * answers["answers"]:
             count = answers["wrong"] + answers["changed"]
             what = f"{count} of {answers['answers']} answers under load differ from those of the same row alone"
             raise CheckError("E750", what, "The server mixes rows up, or its model is not deterministic", level["load"])
+    if short := next((level for level in levels if not level["requests"]), None):
+        did = "was due" if short["mode"] == "open" else "ended"
+        what = f"no request {did} within the {short['seconds']:g} s that were measured"
+        raise UserError("E751", what, "Raise --seconds", short["load"])

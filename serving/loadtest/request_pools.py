@@ -22,6 +22,8 @@ from serving.loadtest.traffic import Row, grpc_message, http_body
 GRPC_INFER = "/inference.GRPCInferenceService/ModelInfer"
 MOST_ANSWER = 64 * 1024**2
 CUT, MOST_REASON = 90, 400
+FIGURES = re.compile(r"\b(E\d{3})\b|\d+", re.ASCII)
+"""What of an error differs between requests; the code of one stays."""
 CONNECTION = "connection: "
 """How the kind of an error begins where a connection failed."""
 
@@ -77,7 +79,7 @@ def connect(endpoint: Endpoint, rows: Sequence[Row]) -> Pool:
 
 def kind_of_error(status: object, text: str) -> str:
     """'400: batch-size must be <= N for ...': figures are left out, so that equal errors are one kind."""
-    return f"{status}: {re.sub(r'[0-9]+', 'N', ' '.join(text.split()))[:CUT]}".rstrip(": ")
+    return f"{status}: {FIGURES.sub(lambda found: found[1] or 'N', ' '.join(text.split()))[:CUT]}".rstrip(": ")
 
 
 def failure(status: object, text: str) -> Answer:

@@ -44,6 +44,8 @@ def caused(error: Exception, cause: Exception) -> Exception:
         (caused(UserError("E201", "cannot be read", "-"), OSError(errno.EACCES, "")), None),
         (CheckError("E610", "logits differ", "-"), None),
         (ValueError("disc"), None),
+        (shutil.Error([("from/a", "to/a", "[Errno 2] No such file or directory: 'from/a'")]), None),
+        (shutil.SameFileError("'a' and 'a' are the same file"), None),
     ],
 )
 def test_what_is_a_full_disk(error, code):
@@ -57,6 +59,8 @@ def test_what_is_a_full_disk(error, code):
         (OSError(errno.ENOSPC, "No space left on device", "from/file", None, "to/file"), "E804 to/file: the disk is full"),
         (OSError(errno.ENOSPC, "No space left on device", "to/file"), "E804 to/file: the disk is full"),
         (OSError(errno.EROFS, "Read-only file system", "to/file"), "E801 to/file: cannot be written"),
+        (shutil.Error([("from/a", "to/a", "[Errno 28] No space left on device: 'to/a'")]), "E804 to/a: the disk is full"),
+        (shutil.Error([("from/a", "to/a", "[Errno 122] Disk quota exceeded")]), "E804 to/a: the disk quota is used up"),
     ],
 )
 def test_the_file_that_is_named_is_the_one_that_was_written(error, told):
@@ -205,6 +209,54 @@ def test_a_folder_that_is_removed_while_a_run_uses_it(project, out, monkeypatch,
     with pytest.raises(UserError, match=rf"E801 {out}.*: was removed while it was used\. Run the same command again"):
         run_pipeline(load_pipeline(project), out)
     assert run_pipeline(load_pipeline(project), out).report
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks(project, out, monkeypatch, number):
+    """NFS 3 without its service, Lustre without its option, a storage of objects."""
+
+    def refused(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    with pytest.raises(UserError, match=rf"E801 {out}.*: this file system has no locks \({os.strerror(number)}\)\. Choose"):
+        run_pipeline(load_pipeline(project), out)
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EIO])
+def test_a_file_system_that_syncs_no_folders(project, out, monkeypatch, number):
+    """As shares of SMB, which other programs pass over, too; a disk that fails is told."""
+
+    def refused(handle):
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(number, os.strerror(number))
+        fsync(handle)
+
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", refused)
+    with pytest.raises(CompressError, match="Input/output error") if number == errno.EIO else nullcontext():
+        assert run_pipeline(load_pipeline(project), out).report
+
+
+def test_a_replaced_result_that_another_program_has_open(project, out, monkeypatch):
+    """On NFS a file of it stays, and its folder, until the program ends: no run waits for that."""
+
+    def busy(path, ignore_errors=False, **options):
+        if ".old-tune" not in str(path):
+            return remove(path, ignore_errors, **options)
+        (path / ".nfs0001").touch()
+        if not ignore_errors:
+            raise OSError(errno.ENOTEMPTY, "Directory not empty", str(path))
+
+    run_pipeline(load_pipeline(project), out)
+    remove = shutil.rmtree
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", busy)
+        for force in (["tune"], ["tune"], []):
+            assert run_pipeline(load_pipeline(project), out, force=force).report
+    assert len([*(out / ".store").glob(".old-tune-*")]) == 2
+    run_pipeline(load_pipeline(project), out)
+    assert not [*(out / ".store").glob(".old-*")]
 
 
 def test_a_missing_folder_of_a_stage_is_no_removed_one(tmp_path):

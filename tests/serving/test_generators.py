@@ -30,6 +30,7 @@ from serving.deployment.answers import differences, read_answers, write_answers
 from serving.deployment.triton_control import Control
 from serving.generator_repository import version_facts, write_generator
 from serving.layout.version_file import VersionFacts
+from serving.predict import predict
 from serving.repository import read_config, write_config
 
 END, TURN = 1, "<|turn|>"
@@ -212,6 +213,12 @@ def test_requests_that_are_wrong_are_refused_alone(server, exported, text, optio
     with pytest.raises(InferenceServerException, match=words):
         generate(server, text, **{"MAX_TOKENS": 4, **options})
     assert "".join(generate(server, PROMPTS[1], MAX_TOKENS=4)[0]).split() == bare(exported, PROMPTS[1], 4)
+
+
+def test_predict_says_how_a_model_that_generates_is_asked(server):
+    """Not with Client.infer: Triton takes a single request for such a model by neither protocol."""
+    with pytest.raises(UserError, match=r"E716 .*continues texts\. Send its prompts to the server's generate_stream$"):
+        predict(server.url, "writer", ["w5"])
 
 
 def test_the_front_passes_no_generated_text_on(server):

@@ -4,6 +4,7 @@ import http.client
 import json
 import os
 import shutil
+import signal
 import time
 
 import grpc
@@ -91,6 +92,27 @@ def test_a_new_version_is_loaded_and_a_model_unloaded(opened):
         opened.triton.find_stubs()
         time.sleep(0.1)
     assert set(opened.triton.stubs.values()) == {"bare"}
+
+
+@pytest.mark.slow
+def test_a_model_whose_instances_have_a_name_is_loaded_again_after_a_crash(opened):
+    """Its processes show that name, too."""
+    config = opened.repository / "bare" / "config.pbtxt"
+    text = config.read_text()
+    config.write_text(text.replace("instance_group {", 'instance_group {\n  name: "main_group"'))
+    try:
+        # one that is loaded keeps its instances, and their names
+        assert [send(opened, f"repository/models/bare/{verb}")[0] for verb in ("unload", "load")] == [200, 200]
+        opened.follow_loads()
+        os.kill(max(opened.triton.stubs), signal.SIGKILL)
+        end = time.monotonic() + 10
+        while (fault := opened.fault()) is None and time.monotonic() < end:
+            time.sleep(0.01)
+        assert fault.what == "the process of model 'bare' was killed by SIGKILL"
+        opened.restart()
+        assert "READY" in [state for name, _, state in index(opened) if name == "bare"]
+    finally:
+        config.write_text(text)
 
 
 @pytest.mark.parametrize(

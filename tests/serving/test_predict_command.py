@@ -7,7 +7,9 @@ import socket
 import ssl
 import subprocess
 import threading
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from triton_parts import LABELS, of_pairs
@@ -16,7 +18,7 @@ from compressor.errors import UserError
 from pipelines.cli.commands import main
 from serving.client import Client, Refusal
 from serving.clients.address import Address, parse_url
-from serving.clients.by_text import of_a_text
+from serving.clients.by_text import TextPredictor, of_a_text
 from serving.predict import predict
 
 TEXTS = ["great", "the plot was dull"]
@@ -134,6 +136,22 @@ def test_what_cannot_be_sent_has_a_code(server, tmp_path, monkeypatch, arguments
 def test_a_text_is_named_by_its_place_among_all(reason, wrong, told):
     """The 33rd and 34th; a failure that names no row may be of neither."""
     assert re.search(told, str(of_a_text(Refusal(reason, "", wrong=wrong), ["a", "b"], 32)))
+
+
+def test_large_texts_are_sent_a_few_at_a_time():
+    """A server takes 16 MiB in one request, unless it is started with another limit."""
+    sent = []
+
+    def infer(_model, features):
+        sent.append([len(text) for text in features["TEXT"][:, 0]])
+        return {"VALUE": np.array([[len(text)] for text in features["TEXT"][:, 0]], np.float32)}
+
+    config = {"max_batch_size": 4, "input": [{"name": "TEXT"}], "output": [{"name": "VALUE"}]}
+    predict_texts = TextPredictor(SimpleNamespace(infer=infer), "m", config)
+    sizes = [1, 2, 3, 4, 5, 9 << 20, 6, 3 << 20, 3 << 20, 3 << 20]
+    assert [estimate.value for estimate in predict_texts(["a" * size for size in sizes])] == sizes
+    assert sent == [[1, 2, 3, 4], [5], [9 << 20], [6, 3 << 20, 3 << 20], [3 << 20]]
+    assert predict_texts([]) == []
 
 
 def test_a_name_that_is_none_has_a_code(server):

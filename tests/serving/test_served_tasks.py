@@ -289,6 +289,10 @@ def test_a_wrong_task_is_refused_by_name(client, server):
         client.infer(f"many{TEXT_SUFFIX}", texts(("good film", "news")))
     with pytest.raises(UserError, match=r"E778 .*has many tasks"):
         predict(server.url, "many", ["good film"])
+    for asked in (["good film"], ["good film", "a scene"]):
+        told = rf"model 'many{TEXT_SUFFIX}' has no task 'news'; it has reviews, topics, stars\. Name one of them with --task"
+        with pytest.raises(UserError, match=f"E778 {told}"):
+            predict(server.url, "many", asked, task="news")
 
 
 def test_the_front_names_the_task_of_its_texts(server):

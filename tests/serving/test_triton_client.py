@@ -301,6 +301,8 @@ def test_the_tokenizer_must_be_the_models_own(server, version_folder, tmp_path, 
     (tmp_path / "1" / "tokenizer" / "tokenizer_config.json").write_text('{"pad_token": "[UNK]"}')
     with pytest.raises(UserError, match=r"E714 .*not the tokenizer that the model was deployed with"):
         predict(server.url, "reviews", TEXTS, tmp_path / "1")
+    with pytest.raises(UserError, match=r"E714 .*not a version's folder: it has no serving\.json\. Pass --tokenizer .* NAME/1"):
+        predict(server.url, "reviews", TEXTS, tmp_path)
     shutil.rmtree(tmp_path / "1" / "tokenizer")
     with pytest.raises(UserError, match=r"E714 .*no tokenizer.json. Pass --tokenizer"):
         predict(server.url, "reviews", TEXTS, tmp_path / "1")

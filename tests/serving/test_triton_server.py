@@ -176,7 +176,7 @@ def test_a_triton_that_aborts_while_it_starts_is_started_again(repository, tmp_p
 
 @pytest.mark.usefixtures("triton")
 def test_a_server_that_is_not_ready_in_time_is_stopped(repository, tmp_path, temporary, launched):
-    with pytest.raises(UserError, match=r"E708 .* not ready within 0 s"):
+    with pytest.raises(UserError, match=r"E708 .* not ready within 0 s\. See why in .*log; free memory"):
         EmbeddedServer(repository, log_path=tmp_path / "log", ready_timeout=0).start()
     assert all(gone(process.pid) for process in launched) and not list(temporary.iterdir())
 
@@ -218,6 +218,7 @@ def test_a_repository_without_the_models_is_refused(repository, tmp_path):
         ("", 'model_repository_agents {{ agents {{ name: "x" }} }}', "model_repository_agents loads a library"),
         ("", 'instance_group {{ name: "a$(touch ran)" }}', r"an instance group is 'a\$\(touch ran\)', and Triton .* shell"),
         ("", 'default_model_filename: "a;touch ran"', "default_model_filename is 'a;touch ran', and Triton .* shell"),
+        ('name: "reviews"', 'name: "rev+x"', r"the model's name is 'rev\+x', which clients quote .*\. Use letters a to z"),
         ('name: "reviews"', 'name: "a b"', "the model's name is 'a b', and Triton .* shell"),
         ('name: "reviews"', 'name: "a\\ntouch ran"', r"the model's name is 'a\\ntouch ran', and Triton .* shell"),
     ],
@@ -310,7 +311,7 @@ def test_a_config_names_no_file_outside_the_repository(tmp_path, classifier, lau
 def test_what_others_may_write_into_a_repository(tmp_path, classifier):
     """Such as names that a shell takes as they are, subfolders, links to blobs of the hub, and the user's own links to a model
     and a version elsewhere."""
-    repository, blob, name = tmp_path / "snapshots" / "0123", tmp_path / "blobs" / "4567", "_a+b=c:d@e%f,g.h-1"
+    repository, blob, name = tmp_path / "snapshots" / "0123", tmp_path / "blobs" / "4567", "_a.b-1"
     model = write_repository(repository, "reviews", classifier).rename(repository / name)
     for file in (blob, model / "labels.txt", model / "1" / "sub" / "model.something", model / "warmup" / "sample"):
         file.parent.mkdir(exist_ok=True)
@@ -320,6 +321,7 @@ def test_what_others_may_write_into_a_repository(tmp_path, classifier):
     labels = " ".join(f'output {{ label_filename: "{file}" }}' for file in ("labels.txt", "blob.txt", "same.txt"))
     (model / "config.pbtxt").write_text(
         f'name: "{name}" backend: "onnxruntime" runtime: "model.py" default_model_filename: "sub/model.something" {labels}'
+        'instance_group { name: "_a+b=c:d@e%f,g.h-1" }'
         'model_warmup { inputs { key: "x" value { input_data_file: "sample" } } }'
     )
     refuse_unsafe(repository, [name])

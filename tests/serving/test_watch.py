@@ -22,6 +22,7 @@ from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from compressor.errors import UserError
+from pipelines.cli.work.serve_work import _tell
 from serving import shared_memory, watch
 from serving.layout.knobs import Knobs
 from serving.repository import read_config, write_config, write_repository
@@ -109,7 +110,7 @@ def test_a_killed_process_is_named_and_started_again(repository, tmp_path):
         assert log.stat().st_mode & 0o777 == 0o600
         log.rename(tmp_path / "rotated")
         lines = watched_guard(server)
-        assert lines[0] == "the process in front of Triton was killed by SIGTERM; starting again"
+        assert lines[0] == "the process in front of Triton was killed by SIGKILL; starting again"
         assert respond(ports["http"])[0] == 200 and log.stat().st_mode & 0o777 == 0o600
 
 
@@ -122,7 +123,7 @@ def watched_guard(server):
         if line.startswith("serving again"):
             raise Over
 
-    server.guard.process.terminate()
+    server.guard.process.kill()
     server.guard.process.wait()
     assert server.fault().code == "E742"
     with pytest.raises(Over):
@@ -162,16 +163,29 @@ def test_a_crash_loop_ends_with_a_coded_error(monkeypatch):
         watch.watch(server, lines.append)
 
 
-def serving(repository, tmp_path, *options):
+def test_a_repository_that_is_refused_at_a_restart_is_told_at_once_with_its_place():
+    fault = UserError("E709", "the Triton server was killed by SIGSEGV", "See its log")
+    tried, lines = [], []
+
+    def refuse():
+        tried.append(1)
+        raise UserError("E724", "Triton would load or run this file", "Move that model out", "repository/m/libtriton_m.so")
+
+    server = SimpleNamespace(ports={}, fault=lambda: fault, restart=refuse, token=None)
+    with pytest.raises(UserError, match=r"E724 repository/m/libtriton_m\.so: Triton would load or run this file"):
+        watch.watch(server, lines.append)
+    assert tried == [1] and lines == ["the Triton server was killed by SIGSEGV; starting again"]
+
+
+def serving(repository, tmp_path, *options, stderr=None):
     """A `compress serve` of a repository, and its ports for HTTP and gRPC."""
     # a process that was started in the background ignores SIGINT, and so do its children
     listen = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     start = f"{listen}; from pipelines.cli.commands import main; main()"
     command = [sys.executable, "-c", start, "serve", str(repository), *options]
     ports = [f"--{service}-port=0" for service in ("http", "grpc", "metrics")]
-    process = subprocess.Popen(
-        [*command, *ports], cwd=ROOT, env=os.environ | {"TMPDIR": str(tmp_path)}, stdout=subprocess.PIPE, text=True
-    )
+    outputs = {"stdout": subprocess.PIPE, "stderr": stderr, "text": True}
+    process = subprocess.Popen([*command, *ports], cwd=ROOT, env=os.environ | {"TMPDIR": str(tmp_path)}, **outputs)
     lines = []
     while (line := process.stdout.readline()) and "Ctrl-C" not in line:
         lines.append(line)
@@ -189,8 +203,15 @@ def slow(tmp_path_factory, classifier):
     return folder
 
 
+def child(process, words):
+    """The child of a process whose command line has these words: its process id."""
+    children = Path("/proc", str(process.pid), "task", str(process.pid), "children").read_text().split()
+    return next(int(pid) for pid in children if words in Path("/proc", pid, "cmdline").read_text())
+
+
 @pytest.mark.usefixtures("triton")
 def test_sigterm_answers_what_is_in_flight_and_refuses_the_rest(slow, tmp_path):
+    """Also where the guard gets it, too: systemd sends it to every process of a service."""
     process, port, grpc_port = serving(slow, tmp_path)
     answers = []
     requests = [
@@ -201,6 +222,7 @@ def test_sigterm_answers_what_is_in_flight_and_refuses_the_rest(slow, tmp_path):
         request.start()
     time.sleep(0.4)
     process.send_signal(signal.SIGTERM)
+    os.kill(child(process, "guard_main"), signal.SIGTERM)
     assert "answering the requests in flight" in process.stdout.readline()
     status, body = respond(port)
     assert status == 503 and "E737" in body
@@ -210,6 +232,39 @@ def test_sigterm_answers_what_is_in_flight_and_refuses_the_rest(slow, tmp_path):
     # Triton itself may need its whole --exit-timeout-secs where the cores are busy: 30 s by default, and what follows
     assert process.wait(60) == 0 and process.stdout.read() == "stopped\n"
     assert not list(tmp_path.glob("compress-triton-*"))
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_line_that_nobody_reads_is_no_error(monkeypatch, stream):
+    """Neither at once, nor when the stream is closed at the end."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as broken:
+        monkeypatch.setattr(sys, stream, broken)
+        for _ in range(2):
+            _tell("answering the requests in flight", err=stream == "stderr")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("triton")
+def test_a_server_whose_lines_nobody_reads_serves_on_and_ends_in_order(slow, tmp_path):
+    """As with `| head`, or `| tee log` that the same Ctrl-C ends."""
+    process, port, _ = serving(slow, tmp_path, stderr=subprocess.PIPE)
+    process.stdout.close()
+    process.stderr.close()
+    os.kill(child(process, "tritonserver"), signal.SIGKILL)
+    end = time.monotonic() + 60
+    while respond(port, "/v2/health/ready", None)[0] == 200 and time.monotonic() < end:
+        time.sleep(0.02)
+    while respond(port, "/v2/health/ready", None)[0] != 200 and time.monotonic() < end:
+        time.sleep(0.1)
+    answers = []
+    request = threading.Thread(target=lambda: answers.append(respond(port)[0]))
+    request.start()
+    time.sleep(0.4)
+    process.send_signal(signal.SIGTERM)
+    request.join()
+    assert answers == [200] and process.wait(60) == 0
 
 
 def cut_off(port):

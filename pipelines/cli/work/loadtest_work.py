@@ -73,18 +73,19 @@ def loadtest(target: str, model: str, **options: Any) -> None:
 
 @contextlib.contextmanager
 def server_of(target: str, options: dict[str, Any]) -> Iterator[Served]:
-    """The server at a URL, or one that is started on the models of a run, where `target` is a run's folder."""
+    """The server at a URL, or one that is started on the models of a run, where `target` is a run's folder. It has
+    `timeout` seconds for what it is asked, as for an answer: one that hangs would hold up every level."""
     run, protocol = options["run"], options["protocol"]
     if not Path(target).is_dir():
         url = f"{protocol}://{target}" if protocol and "//" not in target else target
-        with Client(url, ca=options["ca"], token=options["token"]) as client:
+        with Client(url, ca=options["ca"], token=options["token"], seconds=options["timeout"]) as client:
             yield Served(client, client.address, run)
         return
     with contextlib.ExitStack() as opened:
         found = opened.enter_context(repository_in_use(Path(target)))
         note(found.outdated)
         server = opened.enter_context(EmbeddedServer(found.repository, log_path=found.logs / "loadtest.log"))
-        client = opened.enter_context(Client(server.url))
+        client = opened.enter_context(Client(server.url, seconds=options["timeout"]))
         protocol = protocol or client.address.protocol
         yield Served(client, replace(client.address, protocol=protocol, port=server.ports[protocol]), run or found.run)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shlex
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-
-import click
 
 from compressor.errors import UserError
 from pipelines.cli.shown import note, say
@@ -55,16 +55,31 @@ def serve(
                 server.start()
                 starting.close()  # the models are in memory, and --force elsewhere cannot wait for as long as this serves
                 _show(server, served)
-                watch(server, note, fronted.enter_context(_fronted(server, http_front, keys)))
+                watch(server, _warn, fronted.enter_context(_fronted(server, http_front, keys)))
             if server.guard is not None:
                 deadline = time.monotonic() + drain
                 server.refuse()
-                click.echo("answering the requests in flight; Ctrl-C stops at once")
+                _tell("answering the requests in flight; Ctrl-C stops at once")
                 fronted.close()  # it answers what it has, too; a second signal is not to be lost in its wait
                 if not server.drained(_left(deadline)):
-                    note(f"some requests were not answered within {drain:g} s")
+                    _warn(f"some requests were not answered within {drain:g} s")
                 server.stop(_left(deadline) + END_SECONDS)
-    click.echo("stopped")
+    _tell("stopped")
+
+
+def _tell(line: str, err: bool = False) -> None:
+    """Print a line of a server: where its reader has gone, such as `head` in a pipe, it serves on, and nothing is shown."""
+    try:
+        say(line, err)
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, (sys.stderr if err else sys.stdout).fileno())  # what a stream has kept is written at the end, too
+        os.close(nowhere)
+
+
+def _warn(line: str) -> None:
+    """`_tell` on stderr, of what a server goes through."""
+    _tell(line, err=True)
 
 
 def _left(deadline: float) -> float:
@@ -80,7 +95,7 @@ def _fronted(server: EmbeddedServer, port: int | None, keys: Path | None) -> Ite
         return
     log = server.log_path.with_name(server.log_path.name.replace("serve", "front"))
     with FrontProcess(f"{HOST}:{server.ports['grpc']}", port, keys, log, server.exit_seconds).running() as front:
-        click.echo(f"front    {HOST}:{port}   (its page: http://{HOST}:{port}/docs)")
+        _tell(f"front    {HOST}:{port}   (its page: http://{HOST}:{port}/docs)")
 
         def keep(tell: Callable[[str], None]) -> None:
             front.follow(f"{HOST}:{server.ports['grpc']}")  # after a restart it may be another
@@ -91,11 +106,11 @@ def _fronted(server: EmbeddedServer, port: int | None, keys: Path | None) -> Ite
 
 def _show(server: EmbeddedServer, served: Served) -> None:
     for service in SERVICES:
-        click.echo(f"{service:<8} {HOST}:{server.ports[service]}")
+        _tell(f"{service:<8} {HOST}:{server.ports[service]}")
     for name in model_names(served.repository):
-        say(f"try      {request_of(name, server.url, served)}")
-    say(f"log      {server.log_path}")
-    click.echo("Ctrl-C stops the server")
+        _tell(f"try      {request_of(name, server.url, served)}")
+    _tell(f"log      {server.log_path}")
+    _tell("Ctrl-C stops the server")
 
 
 def request_of(name: str, url: str, served: Served) -> str:

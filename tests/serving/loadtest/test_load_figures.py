@@ -19,7 +19,7 @@ from export.runtimes.runtime_registry import DEFAULT
 from pipelines.cli.commands import main
 from pipelines.cli.work import loadtest_work
 from pipelines.loadtest import request_rows
-from pipelines.loadtest.load_table import answer_notes, level_rows
+from pipelines.loadtest.load_table import answer_notes, level_rows, server_notes
 from pipelines.loadtest.request_rows import traffic_of
 from serving.answer_bounds import IN_BATCHES, TOLERANCE
 from serving.client import Refusal
@@ -206,7 +206,7 @@ def test_nothing_is_written_into_a_repository_that_is_tested(tmp_path, monkeypat
         yield SimpleNamespace(url="127.0.0.1:1", ports={"http": 1})
 
     monkeypatch.setattr(loadtest_work, "EmbeddedServer", server)
-    with loadtest_work.server_of(str(tmp_path), {"run": None, "protocol": None}) as served:
+    with loadtest_work.server_of(str(tmp_path), {"run": None, "protocol": None, "timeout": 10.0}) as served:
         assert served.run is None  # E749 advises --run and --texts
     assert logs == [log_folder() / "loadtest.log"]
 
@@ -253,6 +253,8 @@ def test_a_server_that_is_being_started_again_costs_no_level():
     load = Load(warmup=0, seconds=1)
     levels = run_levels(PlayedFleet(), target, [Wish(concurrency=count) for count in (1, 2, 4, 8, 16)], load, None, [])
     assert [level["server"]["requests"] for level in levels] == [4, None, None, None, 2] and not looks
+    told = "the server or its model ended meanwhile, or was started again: what it says of itself is left out"
+    assert f"4 clients: {told}" in server_notes(levels)
     assert level_rows(levels)[1][-4:-1] == ["-"] * 3 and [level["requests"] for level in levels] == [1] * 5
     looks[:] = [starting]
     with pytest.raises(UserError, match=r"E747 .*gives no statistics of 'm' \(E737"):
@@ -339,11 +341,46 @@ def test_rows_that_are_mixed_up_fail_the_test():
 
 
 def test_a_level_without_an_answer_fails_the_test():
-    level = {"load": "4 clients", "requests": 0, "errors": {}, "answers": vars(check_answers([], [Record()]))}
     answered = vars(Checked(answers=7))  # while it warmed up
-    for lost in (level, level | {"answers": answered}, level | {"answers": answered, "requests": 4, "errors": {TIMED_OUT: 4}}):
+    level = {"load": "4 clients", "requests": 4, "errors": {TIMED_OUT: 4}, "answers": vars(check_answers([], [Record()]))}
+    for lost in (level, level | {"answers": answered}):
         with pytest.raises(CheckError, match="E750 4 clients: no request was answered"):
             require_answers([lost])
+
+
+@pytest.mark.parametrize(("mode", "load", "did"), [("closed", "4 clients", "ended"), ("open", "0.1 requests/s", "was due")])
+def test_a_level_in_which_no_request_came_to_its_end_was_too_short(mode, load, did):
+    """A model whose answers take longer than the level, or a rate of less than one request: nothing is wrong with a server."""
+    level = {"load": load, "mode": mode, "seconds": 2.0, "requests": 0, "errors": {}, "answers": vars(Checked(answers=7))}
+    with pytest.raises(UserError, match=rf"E751 {load}: no request {did} within the 2 s that were measured\. .*--seconds"):
+        require_answers([level])
+
+
+NO_ANSWERS = {
+    "a page": (b"<html>maintenance</html>", 0),
+    "nothing": (b"", 0),
+    "no outputs": (b'{"model_name": "m"}', 0),
+    "a list": (b"[]", 0),
+    "cut": (http_answer(1, 5)[0][:-3], http_answer(1, 5)[1]),
+    "shape": (b'{"outputs": [{"name": "logits", "datatype": "FP32", "shape": [1, 2], "data": [1]}]}', 0),
+    "no message": (b"\xff\xff", -1),
+    "text": (b'{"outputs": [{"name": "logits", "datatype": "BYTES", "shape": [1, 2], "data": ["a", "b"]}]}', 0),
+}
+"""What a load balancer, or a server of another kind, may answer with status 200."""
+
+
+@pytest.mark.parametrize("kind", NO_ANSWERS)
+def test_what_is_no_answer_of_triton_is_a_wrong_one(kind):
+    body, header = NO_ANSWERS[kind]
+    good, length = http_answer(1, 5)
+    checked = check_answers([outputs_of(good, length)], [Record(answers={(0, length, good): 2, (0, header, body): 1})])
+    assert (checked.answers, checked.wrong, checked.max_difference) == (3, 1, np.inf)
+
+
+def test_a_row_alone_that_gets_no_answer_of_triton_is_named():
+    (body, header), rows = NO_ANSWERS["a page"], text_rows({"input": [{"name": "TEXT"}]}, [("a film",)])
+    with pytest.raises(UserError, match=r"E748 'a film': .* not an answer of Triton"):
+        first_answers(Record(errors=[""], answers={(0, header, body): 1}), Traffic(rows, "a row"))
 
 
 def test_a_difference_that_is_no_number_is_told_as_such():
@@ -420,6 +457,7 @@ def test_texts_for_a_model_of_tokens_have_the_parts_it_takes(tmp_path, monkeypat
 def test_errors_that_differ_in_figures_are_one_kind():
     assert kind_of_error(400, "id 17 of\n row 3") == kind_of_error(400, "id 5 of row 99") == "400: id N of row N"
     assert kind_of_error("UNAVAILABLE", "") == "UNAVAILABLE"
+    assert kind_of_error(503, "E737 the server is starting; 2 of m_0_1") == "503: E737 the server is starting; N of m_N_N"
 
 
 def test_a_token_is_sent_and_certificates_are_checked():

@@ -4,7 +4,9 @@ import http.server
 import json
 import os
 import signal
+import socket
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -12,6 +14,7 @@ from triton_parts import WORDS
 
 from compressor.errors import UserError
 from pipelines.cli.commands import main
+from pipelines.cli.work.loadtest_work import server_of
 from pipelines.loadtest.load_page import to_page
 from pipelines.loadtest.load_table import level_rows, notes
 from pipelines.loadtest.request_rows import traffic_of
@@ -135,6 +138,16 @@ def test_the_command_prints_and_writes_every_figure(server, texts, tmp_path, cap
 def test_rows_must_come_from_somewhere(server):
     with Client(server.url) as client, pytest.raises(UserError, match="E749 there are no rows to send"):
         traffic_of(client, "reviews")
+
+
+def test_a_server_that_hangs_is_not_waited_for_longer_than_for_an_answer():
+    """Each level asks for statistics twice."""
+    options = {"run": None, "protocol": "http", "ca": None, "token": None, "timeout": 0.2}
+    hangs = socket.create_server(("127.0.0.1", 0))  # connections wait in its backlog
+    with hangs, server_of(f"127.0.0.1:{hangs.getsockname()[1]}", options) as served:
+        start = time.monotonic()
+        assert Target(Endpoint(served.address, "m"), served.client).statistics_if_any() == {}
+        assert time.monotonic() - start < 5  # not for 60 s, and 10 more to see whether it lives
 
 
 def test_a_server_without_statistics_is_said_so():
