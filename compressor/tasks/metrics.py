@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Any
 
 import numpy as np
 
@@ -197,15 +199,20 @@ def _middle(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
 
 
 Measure = Callable[[np.ndarray, np.ndarray], float]
+Resampled = Callable[[np.ndarray, np.ndarray], Measure]
+"""All rows' outputs and labels -> the measure of draws from them, which equals the metric where all rows are drawn."""
 
 FEWEST = 6
-"""Rows with other predictions from which a difference can be shown: where k rows changed, all for the better or all for the
-worse, the sign test has p = 2 / 2^k, which is 0.06 for 5. A bootstrap calls it shown from 4 on, and of one row always."""
+"""Rows that move a metric from which a difference can be shown: where k rows do, all for the better or all for the worse, the
+sign test has p = 2 / 2^k, which is 0.06 for 5. A bootstrap calls it shown from 4 on, and of one row always."""
 
 
-def interval(metric: Measure, outputs: np.ndarray, labels: np.ndarray, seed: int = 0) -> tuple[float, float]:
-    """95 % percentile bootstrap interval of a metric over rows."""
-    return _middle([metric(outputs[rows], labels[rows]) for rows in _draws(len(labels), RESAMPLES, seed)])
+def interval(
+    metric: Measure, outputs: np.ndarray, labels: np.ndarray, seed: int = 0, resampled: Resampled | None = None
+) -> tuple[float, float]:
+    """95 % percentile bootstrap interval of a metric over rows; `resampled` if draws need another measure than the metric."""
+    measure = resampled(outputs, labels) if resampled else metric
+    return _middle([measure(outputs[rows], labels[rows]) for rows in _draws(len(labels), RESAMPLES, seed)])
 
 
 def difference_interval(
@@ -214,14 +221,45 @@ def difference_interval(
     reference: np.ndarray,
     labels: np.ndarray,
     changed: np.ndarray | None = None,
-    **options: int,
+    **options: Any,
 ) -> tuple[float, float]:
     """95 % paired bootstrap interval of metric(candidate) - metric(reference); options of `paired_changes`. It holds 0 where
-    fewer than FEWEST rows have other predictions: those that `changed` (rows, ...), by default where the arrays differ."""
+    `few_rows_move` it; `changed` as there."""
     low, high = _middle(paired_changes(metric, candidate, reference, labels, **options))
+    if low <= 0 <= high or not few_rows_move(metric, candidate, reference, labels, changed):
+        return low, high
+    return min(low, 0.0), max(high, 0.0)
+
+
+def few_rows_move(
+    metric: Measure, candidate: np.ndarray, reference: np.ndarray, labels: np.ndarray, changed: np.ndarray | None = None
+) -> bool:
+    """Whether fewer than FEWEST rows move a metric: too few to tell two models apart.
+
+    A row does if it changes the value of one of the two models to have the other's outputs for it. One that turns from a wrong
+    class to another does not move the accuracy. Only rows that `changed` (rows, ...) may, by default where the arrays differ;
+    they are tried one by one until there are enough.
+    """
     others = candidate != reference if changed is None else changed
-    shown = others.reshape(len(labels), -1).any(axis=1).sum() >= FEWEST
-    return (low, high) if shown else (min(low, 0.0), max(high, 0.0))
+    rows = np.flatnonzero(others.reshape(len(labels), -1).any(axis=1))
+    if len(rows) < FEWEST:
+        return True
+    pairs = ((candidate, reference), (reference, candidate))
+    sides = [(own.copy(), other, metric(own, labels)) for own, other in pairs]
+
+    def moves(row: int) -> bool:
+        return any(_with_row(metric, own, other, labels, row) != value for own, other, value in sides)
+
+    return len(list(islice(filter(moves, rows), FEWEST))) < FEWEST
+
+
+def _with_row(metric: Measure, own: np.ndarray, other: np.ndarray, labels: np.ndarray, row: int) -> float:
+    """A metric of outputs whose `row` is another's. `own` is changed meanwhile: a copy for each row would cost more."""
+    before = own[row].copy()
+    own[row] = other[row]
+    value = metric(own, labels)
+    own[row] = before
+    return value
 
 
 def paired_changes(
@@ -232,10 +270,12 @@ def paired_changes(
     *,
     resamples: int = RESAMPLES,
     seed: int = 0,
+    resampled: Resampled | None = None,
 ) -> np.ndarray:
     """metric(candidate) - metric(reference) on `resamples` draws of the rows with replacement, (resamples,): both are computed
-    on the same draws."""
+    on the same draws. `resampled` as for `interval`."""
     if np.array_equal(candidate, reference):
         return np.zeros(resamples)
+    theirs, ours = (resampled(outputs, labels) if resampled else metric for outputs in (candidate, reference))
     draws = _draws(len(labels), resamples, seed)
-    return np.array([metric(candidate[rows], labels[rows]) - metric(reference[rows], labels[rows]) for rows in draws])
+    return np.array([theirs(candidate[rows], labels[rows]) - ours(reference[rows], labels[rows]) for rows in draws])

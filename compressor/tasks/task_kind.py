@@ -19,7 +19,7 @@ from compressor.models.hub import GENERATES, GENERATIVE, SEQUENCES, TOKENS
 from compressor.tasks import KINDS, TaskConfig
 from compressor.tasks.features import encode
 from compressor.tasks.listing import cell_shown
-from compressor.tasks.metrics import difference_interval, interval
+from compressor.tasks.metrics import Resampled, difference_interval, interval
 from compressor.tasks.rows import Labels, Split
 
 if TYPE_CHECKING:
@@ -42,7 +42,8 @@ class Metric:
     other words. `note` is an explanation for readers of a report. `chance` is the value of a constant prediction for every
     row, if a trained model cannot have the same value. `of_class`: it judges one of two classes, whose index `value` takes as
     `positive`. `grain` is the kind's, for this metric. `of_texts`: `value` takes the figures of generated texts
-    (`TextMetric.statistics`), so it is measured only where texts are generated.
+    (`TextMetric.statistics`), so it is measured only where texts are generated. `resampled`: what draws of rows are measured by
+    for intervals, if `value` is biased there (`metrics.Resampled`).
     """
 
     key: str
@@ -57,6 +58,7 @@ class Metric:
     grain: Callable[[np.ndarray], float] | None = None
     scale: float = 100.0
     of_texts: bool = False
+    resampled: Resampled | None = None
 
     @property
     def times(self) -> str:
@@ -251,7 +253,7 @@ class TaskKind:
         values = {metric.key: metric.value(predicted, labels) for metric in measured}
         return {
             main.key: values.pop(main.key),
-            "interval": list(interval(main.value, predicted, labels)),
+            "interval": list(interval(main.value, predicted, labels, resampled=main.resampled)),
             **values,
             "rows": len(labels),
         }
@@ -263,8 +265,9 @@ class TaskKind:
     def change(self, candidate: np.ndarray, reference: np.ndarray, labels: np.ndarray, **options: int) -> tuple[float, float]:
         """95 % paired bootstrap interval over rows of the change of `output_metric` between the `metric_inputs` of two models;
         options of `difference_interval`."""
-        changed = self.decided(candidate) != self.decided(reference)
-        return difference_interval(self.output_metric.value, candidate, reference, labels, changed, **options)
+        changed, main = self.decided(candidate) != self.decided(reference), self.output_metric
+        arrays = (candidate, reference, labels, changed)
+        return difference_interval(main.value, *arrays, resampled=main.resampled, **options)
 
 
 def one_label(read: Callable[[object], Any], valid: str, fix: str) -> Callable[..., Example]:

@@ -392,6 +392,24 @@ def test_f1_of_several_labels_equals_the_definition():
     assert kind.agreement.beyond(logits, turned, noise=1.0) == 1.0 > kind.agreement.beyond(logits, turned, noise=0.1)
 
 
+@pytest.mark.parametrize("rows_a_label", [1, 2, 5])
+def test_an_interval_of_macro_f1_holds_it_where_labels_are_rare(rows_a_label):
+    """A draw lacks a label of k rows in e^-k of the cases: counted as 0 there, it would pull every draw below the value."""
+    draw, labels = np.random.default_rng(0), np.zeros((400, 30), dtype=bool)
+    for label in range(29):  # one is nowhere
+        labels[draw.choice(400, rows_a_label, replace=False), label] = True
+    predicted = labels & (draw.random(labels.shape) < 0.9)
+    kind = kind_of("multilabel").with_metric("macro_f1")
+    quality, worse = kind.quality(predicted, labels), predicted & (np.arange(30) > 7)
+    low, high = quality["interval"]
+    assert low < quality["macro_f1"] - 0.01 and quality["macro_f1"] + 0.005 < high < 1
+    change = kind.metric.value(worse, labels) - quality["macro_f1"]
+    low, high = kind.change(worse, predicted, labels)
+    assert low < change - 0.01 and change + 0.01 < high < 0
+    assert kind.metric.resampled(predicted, labels)(predicted, labels) == pytest.approx(quality["macro_f1"])
+    assert kind.metric.resampled(predicted, labels)(predicted[:0], labels[:0]) == 0
+
+
 @pytest.mark.parametrize("key", ["micro_f1", "macro_f1", "exact_match"])
 def test_one_decision_moves_a_metric_of_several_labels_by_its_grain_at_most(key):
     labels = np.zeros((100, 3), dtype=bool)

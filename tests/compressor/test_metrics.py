@@ -101,6 +101,30 @@ def test_a_difference_is_not_shown_by_five_rows():
     assert kind().change(right[:1, ::-1], right[:1], labels[:1]) == (-1.0, 0.0)
 
 
+@pytest.mark.parametrize(("worse", "shown"), [(4, False), (5, False), (6, True)])
+def test_a_difference_is_not_shown_by_rows_that_turn_from_one_wrong_class_to_another(worse, shown):
+    labels = np.arange(400) % 10
+    reference = np.eye(10)[np.where(np.arange(400) < 100, labels + 1, labels) % 10]
+    candidate = reference.copy()
+    turned = [*range(10), *range(200, 200 + worse)]
+    candidate[turned] = np.roll(reference[turned], 1, axis=1)
+    of_ten = kind(names="abcdefghij")
+    low, high = of_ten.change(candidate, reference, labels)
+    assert low < -worse / 400 / 2 and (high < 0) == shown
+    assert of_ten.change(reference, candidate, labels) == (-high, -low), "which of the two is the reference does not matter"
+
+
+@pytest.mark.parametrize(("better", "shown"), [(4, False), (6, True)])
+def test_a_difference_of_entities_is_not_shown_by_rows_of_which_only_words_are_others(better, shown):
+    labels = np.tile([2, 10], (300, 1))  # entities and words of each row
+    reference = np.tile([1, 2, 8], (300, 1))  # right and predicted entities, right words
+    candidate = reference.copy()
+    candidate[:10, 2] -= 1
+    candidate[100 : 100 + better, 0] += 1
+    low, high = tokens.KIND.change(candidate, reference, labels)
+    assert (low > 0) == shown and high > better / 300 / 2
+
+
 def test_a_positive_class_that_is_a_truth_value_has_the_name_that_labels_have():
     """YAML's `false` is the class of JSON's false, not the class 0."""
     labels, predicted = np.array([0, 0, 1]), np.eye(2)[[0, 1, 1]]

@@ -169,6 +169,18 @@ def test_rows_without_one_change_show_what_so_many_can():
     assert few.loss.at_most == pytest.approx(3 / 200, rel=0.01) and many.loss.at_most == pytest.approx(3 / 400, rel=0.01)
 
 
+@pytest.mark.parametrize("kinds", [("better",), ("to another wrong one",), ("better", "to another wrong one", "worse")])
+def test_few_labels_that_turn_show_no_more_than_none(kinds):
+    """A file that agrees on fewer rows is not told as the better one."""
+    true = np.where(np.arange(200) < 10, (LABELS + 1) % 3, LABELS)
+    candidate = LOGITS.copy()
+    places = {"better": (0, true[0]), "to another wrong one": (1, (LABELS[1] + 2) % 3), "worse": (100, (LABELS[100] + 1) % 3)}
+    for row, label in (places[kind] for kind in kinds):
+        candidate[row] = np.roll(LOGITS[row], label - LABELS[row])
+    result = compare("quantize", "int8", LOGITS, candidate, true)
+    assert result.verdict == "not shown" and result.loss.at_most >= 1 - 0.05 ** (1 / 200)
+
+
 def test_what_is_not_shown_is_told_with_the_loss_that_so_many_rows_resolve():
     result = compare("quantize", "int8", LOGITS, turned(4), LABELS)
     assert result.passed and 0.01 < result.loss.at_most < 0.06 < result.loss.resolved < 0.12
