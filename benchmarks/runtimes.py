@@ -9,10 +9,10 @@
 
 On a CPU pruned is half of the heads and FFN neurons of every layer; on a GPU three quarters, half and a third of them are
 left; or as a run left them. A cell is a model, a batch and a length. In it every contender runs in a process of its own, in
-interleaved rounds of shuffled order. `again` is a second copy of one of them: where it is more than 3 % off, the cell is
-void. Which units go, and what the weights are, does not change the time, so the first units go (where no run says which)
-and models without a folder are random; static int8 is calibrated on random rows. Rows are full length. Quality is
-measured elsewhere.
+interleaved rounds of shuffled order. `again` is a second copy of one of them: where it is more than 3 % off, or the
+processes waited for a core a tenth of their time, the cell is void. Which units go, and what the weights are, does not
+change the time, so the first units go (where no run says which) and models without a folder are random; static int8 is
+calibrated on random rows. Rows are full length. Quality is measured elsewhere.
 
 Writes cpu.json and cpu.md, or cuda.*, after every cell; valid cells that the file holds are not measured again, so a run
 that was cut off goes on; cells of another machine or of other packages are never mixed. Exit code 0, 2 for a wrong
@@ -54,6 +54,7 @@ from compressor.tasks.features import Encoding  # noqa: E402
 from export.graph.files import save as save_graph  # noqa: E402
 from export.graph.rewrite import can_fuse  # noqa: E402
 from export.graph.trace import trace  # noqa: E402
+from export.latency.core_time import disturbance  # noqa: E402
 from export.latency.measure import LEAST_ROUNDS, LatencyVariant, Measurement, Unmeasurable, time_shape, workers  # noqa: E402
 from export.latency.worker import encoding  # noqa: E402
 from export.runtimes.onnxruntime import write_onnx  # noqa: E402
@@ -260,7 +261,8 @@ def cell_of(rows: list[Measurement], shares: Mapping[str, float], bench: Bench) 
     times = {row.variant: row.p50 for row in rows}
     first, again = control_of(bench)
     control = times[again] / times[first]
-    void = abs(control - 1) > CONTROL_BOUND
+    # other work hits both copies alike, so the control does not see it
+    void = abs(control - 1) > CONTROL_BOUND or bool(disturbance(max(row.waited for row in rows)))
     return {"control": control, "void": void, "flops_left": dict(shares), "rows": {row.variant: row.to_json() for row in rows}}
 
 

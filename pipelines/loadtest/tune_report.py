@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pipelines.reporting.format import markdown, percent, significant
-from serving.loadtest.tune.tuned import within_limit
+from serving.loadtest.tune.tuned import SHOW_A_PERCENT, within_limit
 
 Record = dict[str, Any]
 
@@ -20,7 +20,7 @@ def setting_rows(evidence: Record, most: int | None = None) -> list[list[str]]:
             f"{row['instances']} x {row['threads']}{' (chosen)' if row == evidence['chosen'] else ''}",
             *("-" if row[key] is None else str(row[key]) for key in ("max_queue_delay_us", "max_batch_tokens")),
             significant(row["answers_a_second"]) if row["answers_a_second"] else "over the limit",
-            percent(row["spread"]),
+            "-" if row["spread"] is None else percent(row["spread"]),
             str(row["clients"]),
             significant(row["p99_ms"]),
         ]
@@ -38,13 +38,20 @@ def conclusions(evidence: Record) -> list[str]:
         lines.append(
             f"for overload: {{{refuse}}} refuses early what would come late; see it with --rate 2x --deadline {limit:g}"
         )
-    rate = within_limit(evidence["arrivals"])
+    return [*lines, f"requests at random times: {_at_random_times(evidence['arrivals'], limit)}"]
+
+
+def _at_random_times(arrivals: list[Record], limit: float) -> str:
+    """The rate that keeps the limit; how many requests did, where they are too few to show that 99 % of all do."""
+    rate = within_limit(arrivals)
+    row = next((row for row in arrivals if row["rate"] == rate), arrivals[0])
+    requests, in_time = row["requests"], round(row["in_time"] * row["requests"])
+    few = requests < SHOW_A_PERCENT
     if rate is None:
-        slowest = significant(evidence["arrivals"][0]["rate"])
-        lines.append(f"requests at random times: over {limit:g} ms for more than 1 % of them even at {slowest} a second")
-    else:
-        lines.append(f"requests at random times: up to {significant(rate)} a second, 99 % are answered within {limit:g} ms")
-    return lines
+        late = f"{requests - in_time} of {requests}" if few else "more than 1 % of them"
+        return f"over {limit:g} ms for {late} even at {significant(row['rate'])} a second"
+    kept = f"{'all' if in_time == requests else in_time} of {requests} were" if few else "99 % are"
+    return f"up to {significant(rate)} a second, {kept} answered within {limit:g} ms"
 
 
 def of_texts(chosen: Record) -> bool:

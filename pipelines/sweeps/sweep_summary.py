@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from compressor.errors import CompressError
+from export.latency.core_time import disturbance
 from pipelines.file.overrides import split_key
 from pipelines.sweeps.search_summary import SearchSummary
 from pipelines.sweeps.significance import PairedDifference, paired_difference
@@ -104,6 +105,9 @@ class SweepResult:
     same_model: tuple[int, ...] = ()
     """The places in a setting of keys whose values all give the same model, as those of `export`: its quality is not compared
     between them."""
+    trials: int = 0
+    disturbed: tuple[str, ...] = ()
+    """The trials whose latency was measured beside other work."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -115,10 +119,14 @@ class SweepResult:
 
     @property
     def notes(self) -> list[str]:
-        """What is said of keys that are not compared, a line each."""
-        keys = ", ".join(self.titles[place] for place in self.same_model)
+        """What is said of latencies that mislead and of keys that are not compared, a line each."""
+        keys, names = ", ".join(self.titles[place] for place in self.same_model), ", ".join(self.disturbed)
+        count = f"{len(self.disturbed)} of {self.trials} trials were timed beside other work"
         what = "its quality, which is not that of exported files, is not compared between them"
-        return [f"Values of {keys} give the same model: {what}."] if keys else []
+        return [
+            *([f"{count} ({names}): their latencies mislead."] if names else []),
+            *([f"Values of {keys} give the same model: {what}."] if keys else []),
+        ]
 
 
 def summarize(
@@ -160,6 +168,8 @@ def summarize(
         tasks=tasks,
         repetitions=repetitions,
         same_model=same_model,
+        trials=len(trials),
+        disturbed=tuple(trial.name for trial in trials if disturbance(outcomes[trial.name].waited)),
     )
 
 

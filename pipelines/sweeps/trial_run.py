@@ -45,6 +45,7 @@ SCORE = "score"
 LONGEST_WAIT = 180
 """Seconds for which a trial waits for its run folder: a killed sweep's process may need a moment to end, and an NFS 4 server
 holds the lock of a lost machine until its lease ends, by default after 90."""
+MEASUREMENTS = "measurements.json"
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,8 @@ class TrialOutcome:
 
     `stages` are (stage id, artifact, whether it was reused); `failures` the failed checks that did not stop the run, each with
     its `trial`; `main` is the main metric of the last stage in `quality`, of which smaller values are better if it `falls`;
-    `model` is the artifact of the last model of the run.
+    `model` is the artifact of the last model of the run; `waited` the share of time that the processes whose latency was
+    measured waited for a core.
     """
 
     quality: Quality = field(default_factory=dict)
@@ -81,6 +83,7 @@ class TrialOutcome:
     main: str = ""
     falls: bool = False
     model: str = ""
+    waited: float = 0.0
 
     @property
     def score(self) -> float | None:
@@ -111,7 +114,8 @@ def perform(job: TrialJob, console: Console | None) -> TrialOutcome:
         falls = job.pipeline.task is not None and kind_for(job.pipeline.task).metric.falls
         models, seconds = _models(job, result.artifacts), time.monotonic() - clock
         model = result.artifacts[models[-1]].id if models else ""
-        return TrialOutcome(quality, costs, stages, failures, seconds=seconds, main=main, falls=falls, model=model)
+        facts = {"main": main, "falls": falls, "model": model, "waited": waited_in(result.artifacts)}
+        return TrialOutcome(quality, costs, stages, failures, seconds=seconds, **facts)
     _free_memory()  # out of the except clause, which holds the error
     return TrialOutcome(error=fault, seconds=time.monotonic() - clock)
 
@@ -232,8 +236,14 @@ def costs_of(artifacts: Mapping[str, Artifact]) -> dict[str, float]:
             sizes = [file["bytes"] for precisions in files.values() for file in precisions.values()]
             costs |= {"bytes of the smallest exported file": min(sizes)} if sizes else {}
         if artifact.kind == "measurements":
-            costs |= _latency(artifact.folder / "measurements.json")
+            costs |= _latency(artifact.folder / MEASUREMENTS)
     return costs
+
+
+def waited_in(artifacts: Mapping[str, Artifact]) -> float:
+    """The largest share of time that the processes timed by a run's stages waited for a core; 0 where none was timed."""
+    paths = (artifact.folder / MEASUREMENTS for artifact in artifacts.values() if artifact.kind == "measurements")
+    return max((json.loads(path.read_bytes()).get("waited", 0.0) for path in paths if path.is_file()), default=0.0)
 
 
 def _latency(path: Path) -> dict[str, float]:

@@ -115,6 +115,13 @@ def test_a_second_run_goes_on_and_measures_void_cells_again(bench, tmp_path):
     assert bench(*ONE, "--batches", "1", "8") == (0, [])
 
 
+@pytest.mark.parametrize(("waited", "void"), [(0.0, False), (0.06, False), (0.5, True)])
+def test_a_cell_that_was_timed_beside_other_work_is_void(waited, void):
+    """Which hits both copies of the control alike, and lengthens two models differently."""
+    rows = [summarize(name, 1, 32, [10.0] * LEAST_ROUNDS, waited) for name in names(runtimes.CPU, runtimes.CPU_KINDS)]
+    assert runtimes.cell_of(rows, {}, runtimes.CPU)["void"] == void
+
+
 def test_cells_with_fewer_runtimes_or_of_another_model_are_measured_again(bench, tmp_path):
     cell = (*ONE, "--batches", "1")
     assert bench(*cell, "--kinds", "ONNX fp32 fused") == (0, [(1, 32)])

@@ -27,7 +27,7 @@ from pipelines.sweeps.sweep_summary import summarize
 from pipelines.sweeps.sweep_trials import Search, SweepPlan, SweepTrial, axes_of
 from pipelines.sweeps.table_file import Grid
 from pipelines.sweeps.trial_events import TrialEvent, died, in_turn
-from pipelines.sweeps.trial_run import TrialJob, TrialOutcome, perform, quality_of
+from pipelines.sweeps.trial_run import TrialJob, TrialOutcome, costs_of, perform, quality_of, waited_in
 from tests.compressor.test_tasks import task
 from tests.pipelines import toys
 from tests.pipelines.processes import start, until, wait
@@ -190,6 +190,24 @@ def test_quality_of_the_validation_rows_and_of_files_that_are_only_scored():
     many = types.SimpleNamespace(metadata={"tasks": [one, {**one, "task": "b", "tests": {}}]})
     expected = {"mean of tasks": 0.5, "a f1": 0.5, "a f1, mm.tsv": 0.25, "b f1": 0.5}
     assert quality_of({"tune": many}, ["tune"]) == {"tune": expected}
+
+
+def test_latencies_that_were_timed_beside_other_work_are_told(tmp_path):
+    trials, told = [SweepTrial(f"seed-{seed}", {}, {"seed": seed}) for seed in range(3)], {}
+    for trial, waited in zip(trials, (0.7, 0.0, 0.25), strict=True):
+        artifact = types.SimpleNamespace(kind="measurements", folder=tmp_path / trial.name, metadata={})
+        artifact.folder.mkdir()
+        cell = {"batch": 8, "length": 128, "p50": 99.0}
+        measured = {"waited": waited, "candidates": [{"model": "compressed", "latency": [cell]}]}
+        (artifact.folder / "measurements.json").write_text(json.dumps(measured))
+        costs, seen = costs_of({"benchmark": artifact}), waited_in({"tune": artifact, "benchmark": artifact})
+        told[trial.name] = TrialOutcome({"tune": {"accuracy": 0.5}}, costs, main="accuracy", waited=seen)
+    result = summarize(tmp_path, SweepPlan(seeds=3), trials, told, ["tune"])
+    write_files(result, {"pipeline": "toy"}, SweepPlan(seeds=3), trials)
+    line = "2 of 3 trials were timed beside other work (seed-0, seed-2): their latencies mislead."
+    assert all(line in (tmp_path / f"sweep.{form}").read_text() for form in ("md", "html"))
+    assert json.loads((tmp_path / "sweep.json").read_text())["disturbed"] == ["seed-0", "seed-2"]
+    assert waited_in({}) == 0.0
 
 
 def test_keys_that_leave_the_model_as_it_is_are_not_compared(tmp_path):

@@ -96,10 +96,10 @@ class Trial:
         return 0.0 if self.clients is None else self.throughput(self.clients)
 
     @property
-    def spread(self) -> float:
-        """Relative distance of the largest from the smallest round at that number of clients."""
+    def spread(self) -> float | None:
+        """Relative distance of the largest from the smallest round at that number of clients; None of a single round."""
         rounds = [probe.throughput for probe in self.probes.get(self.clients or 0, ())]
-        return (max(rounds) - min(rounds)) / statistics.median(rounds) if len(rounds) > 1 else 0.0
+        return (max(rounds) - min(rounds)) / statistics.median(rounds) if len(rounds) > 1 else None
 
     def figures(self) -> dict[str, Any]:
         """What the evidence says of this setting."""

@@ -19,7 +19,10 @@ from serving.loadtest.tune.trials import Trial
 
 ARRIVALS = (0.5, 0.6, 0.7, 0.8, 0.9)
 """Rates at which the chosen setting is tried with random arrivals, as shares of its closed loop's throughput."""
-ARRIVAL_SECONDS = 4.0
+ARRIVAL_SECONDS, MOST_SECONDS = 4.0, 60.0
+"""How long each of them is tried at least, and at most."""
+SHOW_A_PERCENT = 300
+"""Requests that show that 99 % of all are in time: if all of so many are, a share of less has 5 % (.99 ^ 300)."""
 
 
 def tune(
@@ -71,12 +74,20 @@ def arrivals(bench: Bench, chosen: Trial, p99_ms: float, say: Callable[[str], No
     with bench.serve([chosen.setting]) as targets:
         target = targets[chosen.setting]
         for number, share in enumerate(ARRIVALS):
-            load = Load(rate=share * chosen.score, warmup=1.0, seconds=ARRIVAL_SECONDS, seed=number)
+            rate = share * chosen.score
+            load = Load(rate=rate, warmup=1.0, seconds=seconds_at(rate), seed=number)
             level = measure(bench.fleet, target, load, p99_ms / 1000, bench.expected)
             in_time = level["goodput"] * level["seconds"] / level["requests"] if level["requests"] else 0.0
-            found.append({"rate": load.rate, "p99_ms": level["latency_ms"]["p99"], "in_time": in_time})
-            say(f"{load.rate:.4g} requests/s at random times: {in_time:.1%} within {p99_ms:g} ms")
+            tail = level["latency_ms"]["p99"]
+            found.append({"rate": rate, "requests": level["requests"], "p99_ms": tail, "in_time": in_time})
+            say(f"{rate:.4g} requests/s at random times: {in_time:.1%} within {p99_ms:g} ms")
     return found
+
+
+def seconds_at(rate: float) -> float:
+    """How long random arrivals of so many a second are measured: until there are enough of them, as far as MOST_SECONDS go."""
+    # 15 % more: as many as are expected come in half of all cases only
+    return max(ARRIVAL_SECONDS, min(1.15 * SHOW_A_PERCENT / rate, MOST_SECONDS))
 
 
 def within_limit(rates: Sequence[dict[str, Any]]) -> float | None:

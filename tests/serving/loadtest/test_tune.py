@@ -3,6 +3,7 @@
 import itertools
 import json
 import shutil
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -183,9 +184,43 @@ def test_the_rate_of_random_arrivals_that_keeps_the_limit():
     assert within_limit(rows) == 60 and within_limit(rows[2:]) is None
 
 
+@pytest.mark.parametrize(
+    ("rate", "requests", "in_time", "told"),
+    [
+        (90, 360, 0.995, "up to 90.0 a second, 99 % are answered within 500 ms"),
+        (90, 360, 0.95, "over 500 ms for more than 1 % of them even at 90.0 a second"),
+        (2, 120, 1.0, "up to 2.00 a second, all of 120 were answered within 500 ms"),
+        (2, 120, 119 / 120, "up to 2.00 a second, 119 of 120 were answered within 500 ms"),
+        (2, 120, 117 / 120, "over 500 ms for 3 of 120 even at 2.00 a second"),
+    ],
+)
+def test_few_requests_do_not_show_that_99_percent_are_in_time(rate, requests, in_time, told):
+    """All of 27 is what a share of 89 % gives in 5 % of cases."""
+    figures = Trial(Setting(1, 2, 250, 64), 0.5, probes={1: [Probe(8, np.full(15, 0.1))]}).figures()
+    evidence = {"p99_ms": 500, "rows": "3 rows", "grid": 40, "chosen": figures, "settings": [figures]}
+    arrivals = [{"rate": rate, "requests": requests, "p99_ms": None, "in_time": in_time}]
+    assert conclusions(evidence | {"arrivals": arrivals})[-1] == f"requests at random times: {told}"
+    assert setting_rows(evidence)[0][4] == "-" and json.loads(json.dumps(figures))["spread"] is None, "a round has no spread"
+
+
+@pytest.mark.parametrize(("score", "seconds"), [(1000, [4] * 5), (80, [345 / 40, 345 / 48]), (8, [60] * 3), (1, [60] * 5)])
+def test_a_slow_model_is_sent_random_requests_for_longer(monkeypatch, score, seconds):
+    loads, server = [], SimpleNamespace(serve=lambda settings: nullcontext({settings[0]: None}), fleet=None, expected=())
+
+    def measured(fleet, target, load, *_):
+        loads.append(load)
+        return {"goodput": load.rate, "seconds": 10, "requests": 10 * load.rate, "latency_ms": {"p99": None}}
+
+    monkeypatch.setattr(tuned, "measure", measured)
+    chosen = Trial(Setting(1, 2, 250, 64), 0.5, probes={1: [Probe(score, np.full(15, 0.1))]})
+    found = tuned.arrivals(server, chosen, 500, lambda line: None)
+    assert [load.seconds for load in loads][: len(seconds)] == pytest.approx(seconds)
+    assert found[0] == {"rate": score / 2, "requests": 5 * score, "p99_ms": None, "in_time": 1.0}
+
+
 def test_the_evidence_is_written_and_shown(tmp_path, capfd):
     trial = Trial(Setting(2, 1, 500, 1024), 0.05, probes={4: [Probe(100, np.full(200, 0.01))] * 2})
-    chosen, arrivals = trial.figures(), [{"rate": 50.0, "p99_ms": 20.0, "in_time": 1.0}]
+    chosen, arrivals = trial.figures(), [{"rate": 50.0, "requests": 300, "p99_ms": 20.0, "in_time": 1.0}]
     evidence = {"model": "m", "p99_ms": 50, "cores": 2, "rows": "3 rows", "grid": 40, "chosen": chosen, "settings": [chosen]}
     write(tmp_path / "tuned", "name: 'm'\n", evidence | {"arrivals": arrivals})
     page = (tmp_path / "tuned" / "tune.md").read_text()
@@ -208,7 +243,7 @@ def test_the_evidence_is_written_and_shown(tmp_path, capfd):
 def test_keys_that_deploy_does_not_give_a_model_of_tokens_are_not_named(setting, line):
     trial = Trial(setting, 0.05, probes={4: [Probe(100, np.full(200, 0.01))]})
     evidence = {"p99_ms": 50, "rows": "3 rows", "grid": 40, "chosen": trial.figures(), "settings": [trial.figures()]}
-    told = conclusions(evidence | {"arrivals": [{"rate": 50.0, "p99_ms": 20.0, "in_time": 1.0}]})
+    told = conclusions(evidence | {"arrivals": [{"rate": 50.0, "requests": 300, "p99_ms": 20.0, "in_time": 1.0}]})
     assert told[1].startswith(line) and not any("max_queue_size" in line for line in told)
 
 
@@ -286,7 +321,7 @@ def test_a_limit_that_no_setting_keeps_is_told(monkeypatch):
 def test_names_of_models_and_files_become_no_markup():
     chosen = {"instances": 1, "threads": 1, "max_queue_delay_us": 100, "max_batch_tokens": 64}
     setting = {**chosen, "answers_a_second": 5.0, "spread": 0.1, "clients": 1, "p99_ms": 3.0}
-    arrivals = [{"rate": 1.0, "p99_ms": 1.0, "in_time": 1.0}]
+    arrivals = [{"rate": 1.0, "requests": 60, "p99_ms": 1.0, "in_time": 1.0}]
     evidence = {"settings": [setting], "chosen": setting, "grid": 1, "arrivals": arrivals, "p99_ms": 10.0, "cores": 2}
     text = to_markdown({**evidence, "model": "<img src=x>", "rows": "3 texts of [a](b).txt"})
     assert text.startswith("# Settings of &lt;img src=x> for") and r"settings with 3 texts of \[a\](b).txt" in text
