@@ -85,7 +85,7 @@ def bare(options: argparse.Namespace, prompts: list[str]) -> list[str]:
 
 def rows(options: argparse.Namespace, port: int, prompts: list[str], expected: list[str]) -> Iterator[str]:
     """The table as Markdown."""
-    yield "| clients | first token p50, ms | p99, ms | further token p50, ms | tokens/s | texts as the bare loop's |"
+    yield "| clients | first token p50, ms | slowest, ms | further token p50, ms | tokens/s | texts as the bare loop's |"
     yield "|--:|--:|--:|--:|--:|--:|"
     streamed(port, prompts[:2], options.tokens)  # warms up
     for clients in options.clients:
@@ -100,8 +100,9 @@ def rows(options: argparse.Namespace, port: int, prompts: list[str], expected: l
         further = np.concatenate([np.diff(one.times) for one in answers.values()]) * 1000
         rate = sum(one.tokens for one in answers.values()) / seconds
         same = sum(answers[number].text == text for number, text in enumerate(expected))
-        p50, p99 = np.percentile(first, [50, 99])
-        yield f"| {clients} | {p50:.1f} | {p99:.1f} | {np.median(further):.1f} | {rate:.1f} | {same} of {len(prompts)} |"
+        # so few prompts show no 99 % quantile
+        p50, slowest, each = np.median(first), first.max(), np.median(further)
+        yield f"| {clients} | {p50:.1f} | {slowest:.1f} | {each:.1f} | {rate:.1f} | {same} of {len(prompts)} |"
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -147,20 +147,20 @@ def stepper(model: nn.Module, precision: Precision, batch: int, length: int, dev
 
 
 def peak_memory(name: str, folder: Path, options: argparse.Namespace) -> float:
-    """MB above the model itself, in a fresh process: activations, gradients and optimizer state of three steps."""
+    """MiB above the model itself, in a fresh process: activations, gradients and optimizer state of three steps."""
     command = [sys.executable, __file__, "--model", str(folder), "--batch", str(options.batch)]
     command += ["--length", str(options.length), "--device", options.device]
     return float(subprocess.run([*command, "--memory-of", name], check=True, capture_output=True, text=True).stdout)
 
 
 def resident(key: str) -> float:
-    """MB of this process from the kernel: VmRSS now, VmHWM at its highest (getrusage would count the parent's, too)."""
+    """MiB of this process from the kernel: VmRSS now, VmHWM at its highest (getrusage would count the parent's, too)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line.split()[1] for line in lines if line.startswith(key))) / 1024
 
 
 def held(device: str, highest: bool) -> float:
-    """MB that this process holds on a device, now or at its highest."""
+    """MiB that this process holds on a device, now or at its highest."""
     if device == "cpu":
         return resident("VmHWM" if highest else "VmRSS")
     return (torch.cuda.max_memory_allocated() if highest else torch.cuda.memory_allocated()) / 2**20
@@ -216,11 +216,11 @@ def main() -> None:
     rows = {}
     place = torch.cuda.get_device_name() if options.device == "cuda" else f"{torch.get_num_threads()} threads"
     print(f"{options.model}, {options.batch} x {options.length}, {options.rounds} rounds, {place}")
-    print(f"{'method':<22}{'median ms':>11}{'IQR':>9}{'x peft':>9}{'peak MB':>10}")
+    print(f"{'method':<22}{'median ms':>11}{'IQR':>9}{'x peft':>9}{'peak MiB':>10}")
     for name, values in times.items():
         low, _, high = statistics.quantiles(values, n=4)
         memory = peak_memory(name, folder, options)
-        rows[name] = {"median_ms": statistics.median(values), "iqr_ms": high - low, "peak_mb": memory}
+        rows[name] = {"median_ms": statistics.median(values), "iqr_ms": high - low, "peak_mib": memory}
         rows[name]["ratio"] = rows[name]["median_ms"] / baseline
         print(f"{name:<22}{rows[name]['median_ms']:>11.1f}{high - low:>9.1f}{rows[name]['ratio']:>9.3f}{memory:>10.0f}")
     for ours_name, theirs in (("lora all", "peft LoRA all"), ("selective all", "full")):

@@ -1,11 +1,14 @@
-"""The benchmark of generated tokens, on a tiny decoder: nothing timed is asserted."""
+"""The benchmarks of generated tokens, on a tiny decoder or with times that are given: nothing timed is asserted."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from benchmarks import first_token
+from benchmarks.first_token import Stream
 from benchmarks.generation import main
 from compressor.checkpoint import save_checkpoint
 from export.standalone.folder import export_folder
@@ -23,6 +26,16 @@ def test_every_precision_has_its_row(tmp_path, capsys):
     assert re.findall(r"^\| (\w+) \| ([\d,]+) \|", told, re.MULTILINE) == [
         (row["precision"], f"{row['bytes']:,}") for row in facts["files"].values()
     ]
+
+
+def test_few_prompts_show_the_slowest_first_token_and_no_quantile(monkeypatch):
+    waits = [0.01 * number for number in range(1, 33)]
+    monkeypatch.setattr(
+        first_token, "streamed", lambda port, prompts, tokens: [Stream(each, 2, (waits[int(each)], 1.0)) for each in prompts]
+    )
+    prompts = [str(number) for number in range(32)]
+    heading, _, row = first_token.rows(SimpleNamespace(tokens=2, clients=[1]), 0, prompts, prompts)
+    assert heading.startswith("| clients | first token p50, ms | slowest, ms |") and row.startswith("| 1 | 165.0 | 320.0 |")
 
 
 def test_another_folder_is_refused(tmp_path, capsys):
