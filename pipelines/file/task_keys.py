@@ -62,6 +62,7 @@ def _faults_together(source: YamlSource, tasks: Mapping[str, TaskConfig]) -> Ite
     """Faults of tasks beside one another: kinds that share no base, or not with the first task's, and a main metric that
     cannot be averaged with others."""
     first = next(iter(tasks.values()), None)
+    mains = {one.metric or kind_of(one.kind).metric.key for one in tasks.values()}
     fix = "Use a separate pipeline with `task` for it"
     for name, one in tasks.items():
         kind, place = kind_of(one.kind), source.where(("tasks", name, "kind"))
@@ -70,7 +71,12 @@ def _faults_together(source: YamlSource, tasks: Mapping[str, TaskConfig]) -> Ite
         elif kind.auto_class != kind_of(first.kind).auto_class:
             what = f"a task of kind {one.kind} needs another model than one of kind {first.kind}: they cannot share a base"
             yield UserError("E118", what, fix, place)
-        if one.metric in {metric.key for metric in kind.choices if metric.falls}:
+        chosen = next((metric for metric in kind.choices if metric.key == one.metric), None)
+        what = ""
+        if chosen is not None and chosen.falls:
             what = f"{one.metric} falls when a model improves, and the mean of several tasks' metrics is to rise"
+        elif chosen is not None and chosen.scale == 1 and (others := sorted(mains - {chosen.key})):
+            what = f"{one.metric} is no share, and its mean with {' and '.join(others)} would be {one.metric}'s alone"
+        if what:
             fix_metric = "Choose another metric: it is measured all the same"
             yield UserError("E119", what, fix_metric, source.where(("tasks", name, "metric")))

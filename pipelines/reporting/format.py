@@ -50,8 +50,10 @@ class Speed(NamedTuple):
 
     @property
     def is_open(self) -> bool:
-        """Whether the rounds do not show which of the two is faster: the interval contains 1, and over 3 % on a side of it."""
-        return self.low <= 1 <= self.high and max(1 - self.low, self.high - 1) > GAIN
+        """Whether the rounds show neither which of the two is faster nor that they are as fast: the interval contains 1, or the
+        ratio is within 3 % of it, and the interval ends further away."""
+        near = self.low <= 1 <= self.high or abs(self.ratio - 1) <= GAIN
+        return near and (self.low < 1 - GAIN or self.high > 1 + GAIN)
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -146,7 +148,10 @@ def points_between(low: float, high: float, unit: str = "") -> str:
 
 
 def interval(low: float, high: float, scale: float = 100) -> str:
-    """(0.835, 0.884) -> '83.5 to 88.4'."""
+    """(0.835, 0.884) -> '83.5 to 88.4'. Where all draws are equal, as those of rows that are all right, there is no interval:
+    twenty such rows are still possible where 83 % of all are right."""
+    if low == high:
+        return "no spread in the rows"
     return f"{scaled(low, scale)} to {scaled(high, scale)}"
 
 

@@ -120,6 +120,10 @@ def test_old_texts_do_not_stay(tmp_path, out, compress):
             {"kind": "text2text", "metric": "ter", "decode": {"metrics": ["ter"]}},
             r"E119 \S+:\d+: tasks.mood.metric: ter falls when a model improves",
         ),
+        (
+            {"kind": "text2text", "metric": "nist", "decode": {"metrics": ["nist"]}},
+            r"E119 \S+:\d+: tasks.mood.metric: nist is no share, and its mean with likelihood would be nist's alone",
+        ),
     ],
 )
 def test_tasks_that_cannot_be_together(mood, says, tmp_path, out, compress):
@@ -130,3 +134,13 @@ def test_tasks_that_cannot_be_together(mood, says, tmp_path, out, compress):
     project.write_text(yaml.safe_dump(pipeline, sort_keys=False))
     code, shown, error = compress("run", project, "--out", out)
     assert (code, shown) == (2, "") and re.match(says, error.splitlines()[-1])  # the lines before are of writing the model
+
+
+def test_scores_of_one_scale_are_averaged(tmp_path):
+    """Of NIST, which is not a share of anything, with itself."""
+    project = write_project(tmp_path, PROPETL)
+    pipeline = yaml.safe_load(project.read_text())
+    for task in pipeline["tasks"].values():
+        task |= {"metric": "nist", "decode": {"metrics": ["nist"]}}
+    project.write_text(yaml.safe_dump(pipeline, sort_keys=False))
+    assert {task.metric for task in load_pipeline(project).all_tasks.values()} == {"nist"}

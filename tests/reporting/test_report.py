@@ -384,6 +384,19 @@ def test_the_control_is_in_headline_summary_and_notes(write):
     assert without["control"] is None and "control" not in without["headline"] + " ".join(without["notes"])
 
 
+def test_a_control_is_of_the_stage_as_it_is_called_now(write, monkeypatch):
+    """A benchmark that is reused has the id of an earlier run."""
+
+    def edit(measured):
+        measured["control"] = {"stage": "heal", "quality": quality(0.87875), "recoveries": 1, "losses": []}
+        for one in measured["candidates"][-2:]:
+            one["control_interval"] = [-0.03875, -0.005]
+
+    kind, metadata = STAGES["recover"]
+    monkeypatch.setitem(STAGES, "recover", (kind, {**metadata, "control": {"quality": quality(0.87), "recoveries": 1}}))
+    assert load(write(edit=edit))["control"]["stage"] == "recover"
+
+
 def test_a_control_that_went_on_from_one_on_labels_is_told_as_such(write, monkeypatch):
     """Of the first of two recoveries, that of texts; the second one's control learned what its recovery did."""
 
@@ -876,6 +889,9 @@ def test_numbers_for_readers():
     assert faster(Speed(1 / 1.6, 0.3584, 1.6447)) == "no difference in speed shown (0.358 to 1.64 ×)"
     assert faster(Speed(1.2, 0.99, 1.5)) == "no difference in speed shown (0.990 to 1.50 ×)", "beyond 3 % on one side"
     assert faster(Speed(1.0, 0.98, 1.02)) == "no gain"
+    assert faster(Speed(0.98, 0.6, 0.999)) == "no difference in speed shown (0.600 to 0.999 ×)", "rounds that scatter by half"
+    assert faster(Speed(1.02, 1.001, 1.5)) == "no difference in speed shown (1.00 to 1.50 ×)", "are not shown to be equal"
+    assert (interval(0.835, 0.884), interval(1.0, 1.0)) == ("83.5 to 88.4", "no spread in the rows")
     assert (smaller(3, 1), gain(1.0, "a", "b", "same")) == ("3.00 × smaller", "same")
     little = [faster(Speed(ratio, 0.98 * ratio, 1.02 * ratio)) for ratio in (1.04, 1 / 1.04, 1.06)]
     assert little == ["1.04 × faster", "1.04 × slower", "1.06 × faster"]
