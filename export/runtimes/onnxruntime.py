@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from compressor.arguments import require_all_of, require_one_of
 from compressor.errors import UserError
+from compressor.memory_faults import memory_fault
 from compressor.processor import weight_bits
 from export.runtimes.runtime import Device, PassProfile, Runtime, TensorSpec, encoder_of
 
@@ -133,7 +134,7 @@ RUNTIME = OnnxRuntime(
     on_gpu=("onnxruntime-gpu[cuda,cudnn]",),
     extra="cpu",
     optimizes=True,
-    emulated=("bf16",),
+    emulated=("fp16", "bf16"),
     symbols={"fp32": "circle", "int8": "diamond"},
     backend="onnxruntime",
     threads_parameter="intra_op_thread_count",
@@ -235,7 +236,7 @@ def open_session(
     trace: Path | None = None,
 ) -> InferenceSession:
     """A session with every graph optimization, by one execution provider or not at all. With `trace` it records the time of
-    every operator, in a file whose path begins so. Raises UserError E602, E645, E904."""
+    every operator, in a file whose path begins so. Raises UserError E602, E645, E904, E908."""
     import numpy as np
     import onnxruntime
     from onnxruntime.capi import onnxruntime_pybind11_state as state
@@ -271,9 +272,7 @@ def open_session(
         state.RuntimeException,
         UnicodeDecodeError,  # its message quotes a name in the file, which need not be UTF-8
     ) as error:
-        # "[ONNXRuntimeError] : 7 : INVALID_PROTOBUF : Load model from PATH failed:REASON", the cause last
-        reason = str(error).split(" : ", 3)[-1].removeprefix(f"Load model from {path} failed:").strip(" .")
-        raise _unreadable(path, reason) from error
+        raise _unreadable(path, error) from error
     if session.get_providers()[0] != provider:
         # ONNX Runtime would silently fall back to the CPU
         raise UserError(
@@ -284,9 +283,10 @@ def open_session(
     return session
 
 
-def _unreadable(path: Path, reason: object) -> UserError:
-    short = " ".join(str(reason).split())[-160:]
-    return UserError("E602", f"not a readable ONNX file ({short})", "Export the model again", str(path))
+def _unreadable(path: Path, error: Exception) -> UserError:
+    """E602 with the cause, last in "[ONNXRuntimeError] : 7 : NAME : Load model from PATH failed:CAUSE"; E908 without memory."""
+    cause = " ".join(str(error).split(" : ", 3)[-1].removeprefix(f"Load model from {path} failed:").split())[-160:].strip(" .")
+    return memory_fault(error) or UserError("E602", f"not a readable ONNX file ({cause})", "Export the model again", str(path))
 
 
 def check_swapped(path: Path, swapped: Mapping[str, np.ndarray]) -> None:
@@ -383,7 +383,7 @@ def plain_session(model: Path | onnx.ModelProto) -> InferenceSession:
 
 
 def emulated_session(path: Path) -> InferenceSession:
-    """A session on the CPU that computes what a bf16 file says: ONNX Runtime has no such kernels there (`half.emulated`).
+    """A session on the CPU that computes what a file in half precision says: ONNX Runtime does not there (`half.emulated`).
     Raises UserError E602 where the file is missing or damaged."""
     import onnx
     from google.protobuf.message import DecodeError

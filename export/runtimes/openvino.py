@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from compressor.arguments import require_all_of
 from compressor.errors import UserError
+from compressor.memory_faults import memory_fault
 from compressor.processor import weight_bits
 from export.runtimes.runtime import Device, PassProfile, Runtime, TensorSpec
 
@@ -303,7 +304,7 @@ def _tensor(port: openvino.ConstOutput) -> Tensor:
 
 def open_session(path: Path, device: Device, threads: int | None, *, counters: bool = False) -> OpenVINOSession:
     """OpenVINO's session of an existing file, computing in the file's type; with `counters` it counts the time of every
-    operator. Raises UserError E602, E901, E904."""
+    operator. Raises UserError E602, E901, E904, E908."""
     RUNTIME.require()
     import openvino
 
@@ -322,7 +323,8 @@ def open_session(path: Path, device: Device, threads: int | None, *, counters: b
         session = OpenVINOSession(path, options | {"INFERENCE_PRECISION_HINT": "bf16" if narrow else "f32"})
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[-1][-160:].strip(" .")
-        raise UserError("E602", f"not a readable OpenVINO model ({reason})", "Export the model again", str(path)) from error
+        fault = UserError("E602", f"not a readable OpenVINO model ({reason})", "Export the model again", str(path))
+        raise (memory_fault(error) or fault) from error
     computed = session.compiled.get_property("INFERENCE_PRECISION_HINT")
     if narrow and computed != openvino.Type.bf16:
         RUNTIME.require_instructions("bf16")

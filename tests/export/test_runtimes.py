@@ -83,6 +83,19 @@ def test_a_damaged_file_and_a_missing_one_are_refused(runtime, tmp_path):
             open_it()
 
 
+def test_memory_that_is_used_up_is_no_fault_of_a_file(runtime, tmp_path, monkeypatch):
+    path = tmp_path / f"sound{runtime.suffix}"
+    path.write_bytes(b"")
+
+    def full(*_, **__):
+        raise runtime.failures()[0]("Exception during initialization: std::bad_alloc")
+
+    monkeypatch.setattr({"onnxruntime": "onnxruntime.InferenceSession", "openvino": "openvino.Core"}[runtime.key], full)
+    for open_it in (lambda: session(path, runtime=runtime), lambda: parity_session(runtime, path, "fp32")):
+        with pytest.raises(UserError, match="E908 this machine has no memory left"):
+            open_it()
+
+
 def test_a_missing_package_is_told_with_its_extra(runtime, monkeypatch):
     monkeypatch.setattr("export.runtimes.runtime.importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=rf"E901 the runtime {runtime.key} needs .*compress-pipeline\[{runtime.extra}\]"):

@@ -170,6 +170,52 @@ def test_a_dense_file_that_does_not_run_is_left_out_and_stops_nothing(made, monk
     assert [one for one in space.said if "dense: PyTorch -> ONNX int8: left out" in one]
 
 
+@pytest.fixture
+def without_memory(monkeypatch):
+    """Lets a method of ONNX Runtime's sessions of int8 files fail for want of memory, from its call of a number on."""
+
+    def fail(method, number=1):
+        class Full(onnxruntime.InferenceSession):
+            def __init__(self, path, *args, **options):
+                self.path = path
+                full(self, "__init__")
+                super().__init__(path, *args, **options)
+
+            def run(self, *args, **options):
+                full(self, "run")
+                return super().run(*args, **options)
+
+        calls = Counter()
+
+        def full(live, name):
+            calls[name] += str(live.path).endswith("model_int8.onnx")
+            if name == method and calls[name] >= number:
+                raise failures()[0]("[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : bad allocation")
+
+        monkeypatch.setattr(onnxruntime, "InferenceSession", Full)
+
+    return fail
+
+
+@pytest.mark.parametrize("name", ["dense", COMPRESSED])
+@pytest.mark.parametrize(("method", "number"), [("run", 1), ("__init__", 1), ("__init__", 2)])
+def test_memory_that_is_used_up_ends_the_stage(made, without_memory, name, method, number):
+    """While a file runs, is opened, or is opened once repaired: a file that was left out would stay so with memory again."""
+    without_memory(method, number)
+    with pytest.raises(UserError, match="E908 this machine has no memory left"):
+        made(name)
+
+
+def test_memory_that_is_used_up_ends_the_search_of_a_precision(tmp_path, without_memory, traced_once):
+    model, data, graph = traced_once
+    inputs = Inputs(None, SimpleNamespace(max_length=64), 0, threads=1)
+    search = PrecisionSearch(model, ExportConfig(precision="auto"), data, workspace(tmp_path), inputs, tmp_path)
+    vars(search).update(graph=graph, rows=[])
+    without_memory("__init__")
+    with pytest.raises(UserError, match="E908 this machine has no memory left"):
+        search.narrow()
+
+
 def test_few_validation_rows_are_joined_by_training_rows(made):
     exported, _ = made("dense")
     assert [record["rows"] for record in exported.parity] == [60, 60] and exported.parity[1]["answers"] == 100
@@ -189,6 +235,21 @@ def test_a_dense_file_that_generates_other_tokens_is_beyond_its_bound(tmp_path, 
     assert [(record["passed"], record["verdict"]) for record in exported.parity] == [(generates, verdict)]
     assert any("the tokens generated after random prompts differ" in line for line in space.said) is not generates
     assert list(exported.files["onnxruntime"]) == ["int8"] and not exported.failures
+
+
+@pytest.mark.parametrize("name", ["dense", COMPRESSED])
+def test_memory_that_is_used_up_is_no_fault_of_a_generator(tmp_path, monkeypatch, name):
+    path, exported = tmp_path / "model_int8.onnx", Exported()
+    path.write_bytes(b"")
+
+    def full(*_, **__):
+        raise failures()[0]("[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : bad allocation")
+
+    monkeypatch.setattr("export.generation.generator_files.compare_generated", full)
+    prover = SimpleNamespace(name=name, gated=name == COMPRESSED, workspace=workspace(tmp_path))
+    with pytest.raises(UserError, match="E908 this machine has no memory left"):
+        _proven(prover, None, "int8", [path], exported)
+    assert not exported.failures
 
 
 @pytest.mark.parametrize(("precision", "failed"), [("fp32", False), ("int8", True)])

@@ -93,6 +93,7 @@ class OneFile:
             if self.prover.gated:
                 error = self.prover.failure(compared.result, self.row, compared.path, bits=self.row.weight_bits())
         except (CheckError, UserError) as fault:
+            require_memory(fault)
             error = fault
         if compared and not self.prover.gated:
             return self.baseline(compared)
@@ -149,6 +150,7 @@ class OneFile:
             made = repaired(self.prover, matrices(self.graph), static=static, make=again)
             better = next((one for one in made if one.result.passed), None)
         except (CheckError, UserError) as fault:
+            require_memory(fault)
             say(f"{self.hop}: {fault.what}")
             return None
         if better is None:
@@ -179,9 +181,17 @@ def nothing_left(failures: Sequence[dict[str, str]]) -> CheckError:
     return CheckError(first["code"], f"{first['what'].removesuffix(LEFT_OUT)}. No file is left to ship{more}", fix)
 
 
+def require_memory(fault: CompressError) -> None:
+    """Raises the fault of a file if it is E908: memory that is used up says nothing about the file, and the stage must end
+    without a result, which later runs would take up."""
+    if fault.code == "E908":
+        raise fault
+
+
 def left_out(error: CompressError) -> dict[str, str]:
-    """Failure record of a file that was to be shipped and is left out."""
-    what = f"{f'{error.where}: ' if error.where else ''}{error.what}{LEFT_OUT}"
+    """Failure record of a file that was to be shipped and is left out. It names the file without its folder, which is gone when
+    the record is read."""
+    what = f"{f'{Path(error.where).name}: ' if error.where else ''}{error.what}{LEFT_OUT}"
     return {"code": error.code, "what": what, "fix": "Leave that precision out of export.precision, or tune for longer"}
 
 

@@ -20,7 +20,7 @@ from export.standalone.folder import SUMMARY, write_generating
 from export.standalone.source_model import LoadedModel, random_rows
 from pipelines.engine.stage import BaseModelReference, Inputs, Workspace
 from pipelines.stages.export.config import ExportConfig
-from pipelines.stages.export.exported import Exported, left_out, nothing_left, say_result
+from pipelines.stages.export.exported import Exported, left_out, nothing_left, require_memory, say_result
 from pipelines.stages.export.proving import Prover
 
 
@@ -70,6 +70,7 @@ def _proven(
         if prover.gated and not (result.passed and proof["passed"]):
             raise not_generated(hop, proof) if result.passed else prover.failure(result, GENERATING, path)
     except (CheckError, UserError) as error:
+        require_memory(error)
         if required:
             raise
         say(f"{hop}: left out ({error.what})")

@@ -32,6 +32,7 @@ from pipelines.stages.export.exported import (
     in_fp32,
     left_out,
     record,
+    require_memory,
     say_apart,
     say_result,
     traced,
@@ -140,6 +141,7 @@ class PrecisionSearch:
                     session(trial.path, runtime=RUNTIMES[runtime], threads=self.inputs.threads)
                     trials.append(trial)
                 except UserError as error:
+                    require_memory(error)
                     self.workspace.say(f"{words(trial)}: left out ({error.what})")
                     failures.append(left_out(error))
         return trials, failures
