@@ -21,8 +21,8 @@ from export.graph.files import carry_over, save
 from export.graph.rewrite import fused
 from export.graph.weight_only import quantized_weights
 from export.parity.bounds import kind_on
-from export.parity.compare import ParityResult, require
-from export.parity.sides import runs
+from export.parity.compare import ParityResult
+from export.parity.sides import require_file, runs
 from export.parity.suspects import suspect_in_graph
 from export.parity.token_outputs import compare_tokens
 from export.runtimes.decoders import Decoder
@@ -129,9 +129,12 @@ def compare_generated(
     if text.source is None:
         others["padded in between"] = logits_of(live, text.parted(text.ids.shape[1] - middle), middle)
     kind = kind_on(precision, "random tokens")
-    batches = (dict.fromkeys(others, reference), others)
+    references = dict.fromkeys(others, reference)
+    if text.source is not None:
+        # behind an encoder some count a text's padding as positions, such as BART, in PyTorch, too
+        references["padded on the left"] = torch_logits(loaded.model, text.turned())
     compared = partial(compare_tokens, f"PyTorch -> {paths[-1].name}", kind, reference, logits_of(live, text))
-    result = compared(batches=batches)
+    result = compared(batches=(references, others))
 
     def suspect() -> str:
         if compared().passed and "batch 1" not in result.failed_batches:
@@ -139,7 +142,7 @@ def compare_generated(
         return _suspected_block(loaded, paths[-1], text, result.worst_row)
 
     if required:
-        require(result, suspect)
+        require_file(result, suspect)
     likeliest = np.zeros((*text.ids.shape, 1), np.int64)
     likeliest[text.mask == 1] = reference.argmax(axis=-1, keepdims=True)
     agreed = [bool(likeliest[row, place, 0] == token) for row, place, token in chosen]
@@ -187,7 +190,8 @@ def torch_logits(model: nn.Module, text: Text) -> np.ndarray:
     if text.source is None:
         inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
     else:
-        inputs = {**{name: torch.from_numpy(values) for name, values in text.source.items()}, "decoder_input_ids": ids}
+        source = {name: torch.from_numpy(values) for name, values in text.source.items()}
+        inputs = {**source, "decoder_input_ids": ids, "decoder_attention_mask": mask}
     with torch.inference_mode():
         logits = model.eval()(**inputs, use_cache=False).logits
     return logits.float().numpy()[text.mask == 1]

@@ -7,6 +7,8 @@ from pathlib import Path
 import onnx
 import onnx_ir
 
+from export.graph.half import emulated
+
 SINGLE_FILE_LIMIT = 2_000_000_000
 """Largest size in bytes of a protobuf file; larger models get a MODEL.data file beside them."""
 
@@ -23,8 +25,8 @@ def save(proto: onnx.ModelProto, path: Path, limit: int = SINGLE_FILE_LIMIT) -> 
 
 
 def with_every_value(path: Path) -> onnx.ModelProto:
-    """A stored graph that also gives out every value it computes on the way."""
-    proto = onnx.load(path)
+    """A stored graph, emulated if it is in half precision, that also gives out every value it computes on the way."""
+    proto = emulated(onnx.load(path))
     names = [name for node in proto.graph.node for name in node.output if name]
     shown = {value.name for value in proto.graph.output}
     proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in shown)

@@ -3,8 +3,9 @@
 In a graph fused for CUDA, norms are single operators, as is attention of a supported form (not MPNet's or DeBERTa's, which add
 position terms); these take fp16 and sum in fp32 internally.
 
-ONNX Runtime's CPU runs an fp16 graph (it casts around each operator). It has no kernels for bf16, so a bf16 graph is checked
-by emulation: the same operators in fp32 with every result rounded to bf16 (`emulated`). The bf16 file itself is not run there.
+ONNX Runtime's CPU computes in neither: it has no kernels for bf16, and runs an fp16 graph in fp32, with casts that it removes
+between two operators, so that no result is rounded and none overflows. Such a graph is therefore checked by emulation: the same
+operators in fp32 with every result rounded to the graph's type (`emulated`). The file itself is not run there.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import onnx_ir
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+HALF = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 KEPT_IN_FP32 = ("LayerNormalization", "Softmax", "ReduceMean", "Pow", "Sqrt", "Reciprocal")
 """Operators whose sums or squares exceed the range of fp16 (65504), and the roots of these; CUDA has no bf16 Reciprocal."""
 ANGLES = ("Cos", "Sin")
@@ -29,8 +31,8 @@ WHOLE = (TensorProto.INT32, TensorProto.INT64)
 SMALL = 1024
 """Values of an initializer that may be a shape or axes, which the inference of shapes reads; it reads no larger one."""
 LARGEST = 1e4
-"""Constants are clamped to this magnitude: attention masks contain the lowest float, and a sum with -65504 would be
-infinite."""
+"""Constants without two axes are clamped to this magnitude: attention masks contain the lowest float, and a sum with -65504
+would be infinite. Matrices are clamped to what their type holds."""
 
 
 def half(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -47,6 +49,7 @@ def half(proto: onnx.ModelProto) -> onnx.ModelProto:
     blocked = {"op_block_list": [*DEFAULT_OP_BLOCK_LIST, *KEPT_IN_FP32], "node_block_list": list(kept)}
     # its own inference fails from 2 GB on
     made = convert_float_to_float16(copy, keep_io_types=True, max_finite_val=LARGEST, disable_shape_infer=True, **blocked)
+    _large_weights(made, proto)
     return _joined(made)
 
 
@@ -109,6 +112,18 @@ def _own_weights(proto: onnx.ModelProto, kept: set[str]) -> None:
                 copy.name = node.input[place]
 
 
+def _large_weights(made: onnx.ModelProto, proto: onnx.ModelProto) -> None:
+    """Give the matrices of an fp16 graph those weights of its fp32 graph beyond LARGEST that fp16 holds."""
+    exact, most = {tensor.name: tensor for tensor in proto.graph.initializer}, np.finfo(np.float16).max
+    for tensor in made.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT16 and len(tensor.dims) > 1:
+            values = numpy_helper.to_array(exact[tensor.name])
+            large = abs(values) > LARGEST
+            if large.any():
+                narrow = np.where(large, values.clip(-most, most), numpy_helper.to_array(tensor)).astype(np.float16)
+                tensor.CopyFrom(numpy_helper.from_array(narrow, tensor.name))
+
+
 def _joined(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Remove the converter's casts to fp16 and back between two fp32 nodes (a square would overflow in between), remove unused
     casts, and sort the nodes."""
@@ -137,7 +152,8 @@ def brain(proto: onnx.ModelProto) -> onnx.ModelProto:
 
     def rounded(tensor: onnx.TensorProto) -> onnx.TensorProto:
         values = numpy_helper.to_array(exact.get(tensor.name, tensor)).astype(np.float32)
-        return numpy_helper.from_array(values.clip(-LARGEST, LARGEST).astype(ml_dtypes.bfloat16), tensor.name)
+        held = values if values.ndim > 1 else values.clip(-LARGEST, LARGEST)
+        return numpy_helper.from_array(held.astype(ml_dtypes.bfloat16), tensor.name)
 
     made, exact = half(proto), {tensor.name: tensor for tensor in proto.graph.initializer}
     for tensor in made.graph.initializer:
@@ -156,31 +172,46 @@ def brain(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def emulated(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """A bf16 graph for a runtime without bf16 kernels: each operator in fp32, its result rounded to bf16 by a cast."""
+    """A graph in half precision for a runtime without its kernels: each operator in fp32, its result rounded by a cast to the
+    type that it has in the graph, where what exceeds the range of fp16 becomes infinite. What an operator that joins several
+    computes inside is not rounded. A graph without weights in half precision is returned as it is."""
 
     def wide(tensor: onnx.TensorProto) -> onnx.TensorProto:
         return numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), tensor.name)
 
-    made = onnx.ModelProto()
+    if all(tensor.data_type not in HALF for tensor in proto.graph.initializer):
+        return proto
+    narrow, made = _narrow(proto), onnx.ModelProto()
     made.CopyFrom(proto)
-    narrow = {value.name for value in _value_types(proto) if value.type.tensor_type.elem_type == TensorProto.BFLOAT16}
     for tensor in made.graph.initializer:
-        if tensor.data_type == TensorProto.BFLOAT16:
+        if tensor.data_type in HALF:
             tensor.CopyFrom(wide(tensor))
     nodes = []
     for node in made.graph.node:
         for attribute in node.attribute:
-            if node.op_type == "Cast" and attribute.i == TensorProto.BFLOAT16:
+            if node.op_type == "Cast" and attribute.i in HALF:
                 attribute.i = TensorProto.FLOAT
-            if attribute.type == AttributeProto.TENSOR and attribute.t.data_type == TensorProto.BFLOAT16:
+            if attribute.type == AttributeProto.TENSOR and attribute.t.data_type in HALF:
                 attribute.t.CopyFrom(wide(attribute.t))
         casts = []
         for place, name in enumerate(node.output):
             if name in narrow:
                 node.output[place] = f"{name}/exact"
-                casts.append(helper.make_node("Cast", [f"{name}/exact"], [f"{name}/rounded"], to=TensorProto.BFLOAT16))
+                casts.append(helper.make_node("Cast", [f"{name}/exact"], [f"{name}/rounded"], to=narrow[name]))
                 casts.append(helper.make_node("Cast", [f"{name}/rounded"], [name], to=TensorProto.FLOAT))
         nodes += [node, *casts]
     _replace(made.graph.value_info, ())
     _replace(made.graph.node, nodes)
     return made
+
+
+def _narrow(proto: onnx.ModelProto) -> dict[str, int]:
+    """The type of every value in half precision that an operator reads. onnx infers none for ONNX Runtime's
+    own operators and those right behind them: a result of theirs has that of their inputs."""
+    types = {value.name: value.type.tensor_type.elem_type for value in (*_value_types(proto), *proto.graph.output)}
+    types |= {tensor.name: tensor.data_type for tensor in proto.graph.initializer}
+    for node in proto.graph.node:
+        inherited = next((types[name] for name in node.input if types.get(name) in HALF), TensorProto.UNDEFINED)
+        types |= {name: inherited for name in node.output if not types.get(name)}
+    read = {name for node in proto.graph.node for name in node.input}
+    return {name: types[name] for name in read if types.get(name) in HALF}

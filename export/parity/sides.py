@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ from compressor.errors import CheckError
 from compressor.memory_faults import memory_fault
 from compressor.tasks.data import Data, TokenRows
 from compressor.tasks.features import length_of, pad
-from export.parity.compare import Batches, ParityResult, Unlabelled, compare
+from export.parity.compare import Batches, ParityResult, Unlabelled, compare, failure
 from export.runtimes.sessions import failures
 
 
@@ -33,6 +33,12 @@ def compare_outputs(
     """The record of one comparison; nothing is raised."""
     options = {"batches": (reference.batches, candidate.batches), "unlabelled": unlabelled or Unlabelled()}
     return compare(hop, kind, reference.logits, candidate.logits, rows.labels, task=rows.kind, **options)
+
+
+def require_file(result: ParityResult, suspect: Callable[[], str]) -> None:
+    """Raises CheckError E610 where a file that no run made failed its comparison; only then `suspect` finds the layer."""
+    if not result.passed:
+        raise CheckError("E610", failure(result, suspect()).what, "Leave that precision out, or add --no-fuse")
 
 
 @contextmanager

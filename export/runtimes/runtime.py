@@ -122,7 +122,7 @@ class Runtime:
     runs: bool = True
     """Whether its files are opened, compared and timed here; otherwise they are built for another machine."""
     emulated: tuple[str, ...] = ()
-    """Precisions without kernels on the CPU: such a file is compared with PyTorch by what emulates it there."""
+    """Precisions that it does not compute in on the CPU: such a file is compared with PyTorch by what emulates it there."""
     instructions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Precision -> instruction sets (of `compressor.processor`) of which the CPU needs one to compute in it."""
     tiles: Mapping[str, int] = field(default_factory=dict)

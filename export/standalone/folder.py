@@ -29,13 +29,13 @@ from export.graph.files import SINGLE_FILE_LIMIT
 from export.graph.rewrite import can_fuse
 from export.graph.trace import OPSET, stamp, trace, tracing
 from export.parity.bounds import kind_on
-from export.parity.compare import Batches, ParityResult, Unlabelled, compare, in_other_batches, require
-from export.parity.sides import runs
+from export.parity.compare import Batches, ParityResult, Unlabelled, compare, in_other_batches
+from export.parity.sides import require_file, runs
 from export.parity.suspects import suspect_in_graph
 from export.parity.token_outputs import compare_tokens
 from export.runtimes import tensorrt as engines
-from export.runtimes.onnxruntime import write_onnx
-from export.runtimes.sessions import run, session
+from export.runtimes.onnxruntime import RUNTIME, write_onnx
+from export.runtimes.sessions import parity_session, run
 from export.standalone.source_model import LoadedModel, find_model, most_tokens
 
 SUMMARY = "export.json"
@@ -97,7 +97,7 @@ def _check_kind(loaded: LoadedModel, precisions: Sequence[str], engine: engines.
         raise UserError("E624", "int4 is for models that generate; this is a classifier", "Take int8", reference)
     if engine and loaded.kind != "sequence classification":
         raise UserError("E624", "TensorRT is for classifiers of sequences", "Leave out --tensorrt", reference)
-    if engine and engine.most[1] > (most := most_tokens(loaded.model.config)):
+    if engine and engine.most[1] > (most := most_tokens(loaded.model)):
         raise UserError(
             "E624", f"the model takes {most} tokens, fewer than {engine.most[1]}", "Give a smaller --length", reference
         )
@@ -215,7 +215,8 @@ def replacing(out: Path, force: bool) -> Iterator[Path]:
 def prove(loaded: LoadedModel, precision: str, path: Path) -> ParityResult:
     """Compare an exported classifier with its model. Raises CheckError E610 with the block where they diverge, E611 for rows
     that the graph refuses."""
-    ours, theirs, worst = torch_forward(loaded.model, accelerate=False), partial(run, session(path)), loaded.rows[-1]
+    ours, worst = torch_forward(loaded.model, accelerate=False), loaded.rows[-1]
+    theirs = partial(run, parity_session(RUNTIME, path, precision))
     kind = kind_on(precision, "random rows")
     hop = f"PyTorch -> {path.name}"
     positions = every_token(loaded.rows) if loaded.kind == "token classification" else None
@@ -230,7 +231,7 @@ def prove(loaded: LoadedModel, precision: str, path: Path) -> ParityResult:
         more = _rounded(loaded) if precision == "int8" else Unlabelled()
         result = compare(hop, kind, *logits, task.predicted_labels(logits[0]), task=task, batches=batches, unlabelled=more)
         worst = loaded.rows[result.worst_row]
-    require(result, lambda: suspect_in_graph(loaded.model, path, pad([worst, loaded.rows[-1]], loaded.pad_id)))
+    require_file(result, lambda: suspect_in_graph(loaded.model, path, pad([worst, loaded.rows[-1]], loaded.pad_id)))
     return result
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 from transformers import AutoConfig, PretrainedConfig
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
 from compressor.checkpoint import INSERTS_FILE, STATE_FILE, load, read_description
 from compressor.compression import compression_of
@@ -69,7 +70,7 @@ def find_model(reference: str) -> LoadedModel:
         notes.append(f"the tokenizer has no padding token: token {pad_id} pads")
     model.config.pad_token_id = pad_id  # decoders look for the last token before it
     kind = BY_AUTO_CLASS[_auto_class(model.config).__name__].kind
-    if not _is_known(model.config) and kind != "generation" and most_tokens(model.config) > MAX_LENGTH:
+    if not _is_known(model.config) and kind != "generation" and most_tokens(model) > MAX_LENGTH:
         # some compute long rows in another way, such as BigBird, whose attention is sparse above 704 tokens
         notes.append(f"rows of up to {MAX_LENGTH} tokens were compared: longer ones may be computed otherwise in the files")
     return LoadedModel(model, kind, source, random_rows(model, tokenizer), pad_id, notes, (folder / STATE_FILE).is_file())
@@ -116,7 +117,7 @@ def _stock(reference: str, folder: Path) -> nn.Module:
         config = plain_outputs(AutoConfig.from_pretrained(folder, **options))
         empty = _check_size(config, folder)
     with door("E304", f"model '{reference}'"):
-        check_shapes(empty, stored_tensors(folder))
+        _check_tensors(empty, folder)
     with door("E621", "the folder", str(folder)), reading_by_library(none, "Give a folder of one"):
         model, loading = _auto_class(config).from_pretrained(
             folder, config=config, dtype=torch.float32, output_loading_info=True, **options
@@ -125,6 +126,17 @@ def _stock(reference: str, folder: Path) -> nn.Module:
         what = f"the file lacks {len(missing)} tensors of a {type(model).__name__}, e.g. {missing[0]}: they would be random"
         raise UserError("E621", what, "Give a model that is tuned as a classifier, or to generate", str(folder))
     return model.eval()
+
+
+def _check_tensors(model: nn.Module, folder: Path) -> None:
+    """Hold a weightless model against its files, whose tensors must have its names. Raises Damage."""
+    try:
+        check_shapes(model, stored_tensors(folder))
+    except Damage as damage:
+        if not get_checkpoint_conversion_mapping(model.config.model_type):
+            raise
+        what = "has tensors of other names than transformers' class has, which renames or joins them as it loads them"
+        raise Damage(what, "Such an architecture is not supported: give a model of another one") from damage
 
 
 def _check_size(config: PretrainedConfig, folder: Path) -> nn.Module:
@@ -147,19 +159,22 @@ def _is_known(config: PretrainedConfig) -> bool:
     return model_type in ARCHITECTURES or added_row(model_type) is not None
 
 
-def most_tokens(config: PretrainedConfig) -> int:
+def most_tokens(model: nn.Module) -> int:
     """Tokens of the longest row that a model takes; of an architecture without a row, so many that it surely does."""
+    config = model.config
     if _is_known(config):
         return row_of(config.model_type).most_tokens(config.to_dict()) or UNBOUNDED
-    positions, padding = (getattr(config, key, None) for key in ("max_position_embeddings", "pad_token_id"))
-    # as in RoBERTa, the positions of its tokens may begin behind the id of its padding
-    return positions - 1 - max(1, padding or 0) if positions else UNBOUNDED
+    tables = (module for path, module in model.named_modules() if "position" in path)
+    # as in RoBERTa, the positions of its tokens may begin behind a padding that the table of positions has
+    padding = max((getattr(table, "padding_idx", None) or 0 for table in tables), default=0)
+    positions = getattr(config, "max_position_embeddings", None)
+    return positions - 1 - max(1, padding) if positions else UNBOUNDED
 
 
 def random_rows(model: nn.Module, tokenizer: Any, seed: int = 0) -> list[Row]:
     """ROWS rows of random tokens, 2 to MAX_LENGTH long (or up to the model's maximum positions)."""
     draw, config = np.random.default_rng(seed), model.config
-    most = max(2, min(MAX_LENGTH, most_tokens(config)))
+    most = max(2, min(MAX_LENGTH, most_tokens(model)))
     words = sorted(set(range(min(len(tokenizer), config.vocab_size))) - set(tokenizer.all_special_ids))
     rows = []
     for length in np.linspace(2, most, ROWS).astype(int):

@@ -1,5 +1,6 @@
 """`compress export`: any classifier's folder, proven without a task; nothing half done is left."""
 
+import copy
 import json
 import shutil
 from functools import partial
@@ -10,12 +11,13 @@ import onnx
 import pytest
 import torch
 from click.testing import CliRunner
-from transformers import AutoModelForTokenClassification, AutoTokenizer
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer
 
 import export.standalone.folder
 from compressor import load
 from compressor.checkpoint import save_checkpoint, save_state
 from compressor.errors import CheckError, UserError
+from compressor.models.anatomy import layers_of
 from compressor.models.hub import build, reference_to, resolve
 from compressor.models.special_tokens import tokenizer_of
 from compressor.new_folder import SCRATCH
@@ -29,7 +31,7 @@ from export.standalone.folder import export_folder, prove, replacing, require_fr
 from export.standalone.source_model import find_model, random_rows
 from pipelines.cli.commands import main
 from tests.compressor.conftest import tiny
-from tests.export.conftest import notes
+from tests.export.conftest import notes, with_weights_of
 from tests.tiny import WORDS, write_model
 
 
@@ -46,8 +48,6 @@ def folders(tmp_path_factory):
     put("stock", model)
     remove(model, {0: Removal([1], [0, 5]), 1: Removal(neurons=list(range(12)))})
     put("pruned", model)
-    from transformers import AutoConfig, AutoModelForSequenceClassification
-
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24, "vocab_size": 99}
     other = AutoModelForSequenceClassification.from_config(AutoConfig.for_model("ernie", **sizes)).eval()
     other.save_pretrained(root / "other")
@@ -166,8 +166,6 @@ def test_a_link_out_of_the_folder_is_not_copied(folders, tmp_path, name):
 
 def test_a_model_that_cannot_be_traced(folders, tmp_path):
     """I-BERT quantizes with NumPy inside its forward pass, which no exporter follows."""
-    from transformers import AutoConfig, AutoModelForSequenceClassification
-
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 24, "vocab_size": 99}
     config = AutoConfig.for_model("ibert", quant_mode=True, **sizes)
     AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path / "ibert")
@@ -176,6 +174,17 @@ def test_a_model_that_cannot_be_traced(folders, tmp_path):
     with pytest.raises(UserError, match=r"E622 .*ibert: this model cannot be traced \(RuntimeError: "):
         export_folder(str(tmp_path / "ibert"), tmp_path / "onnx", precisions=["fp32"])
     assert not (tmp_path / "onnx").exists()
+
+
+def test_a_model_whose_tensors_are_joined_as_it_is_loaded(folders, tmp_path):
+    """transformers stores experts one by one: such a folder is complete."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 24, "vocab_size": 99}
+    config = AutoConfig.for_model("mixtral", num_key_value_heads=2, num_local_experts=4, **sizes)
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path / "mixtral")
+    for path in (folders / "base").glob("token*"):
+        (tmp_path / "mixtral" / path.name).write_bytes(path.read_bytes())
+    with pytest.raises(UserError, match=r"E304 .*mixtral' has tensors of other names .*architecture is not supported"):
+        find_model(str(tmp_path / "mixtral"))
 
 
 UNLISTED = (
@@ -265,8 +274,25 @@ def test_a_wrong_graph_is_not_published(folders, tmp_path, exported, monkeypatch
         return proto
 
     monkeypatch.setattr(export.graph.rewrite, "for_cpu", spoiled)
-    with pytest.raises(CheckError, match=r"E610 PyTorch -> model.onnx.*suspected: the pooler or the task head"):
+    with pytest.raises(
+        CheckError, match=r"E610 PyTorch -> model.onnx.*suspected: the pooler or the task head.*precision out, or add --no-fuse"
+    ):
         export_folder(str(tmp_path / "stock"), tmp_path / "onnx", precisions=["fp32"], limit=1000)
+    assert [path.name for path in tmp_path.iterdir()] == ["stock"]
+
+
+def test_a_file_that_overflows_fp16_is_not_published(folders, tmp_path, exported, monkeypatch):
+    """FFNs whose states are some 50,000, and return to a usual size: each weight is well within the range of fp16."""
+    made = exported("bert-dense")
+    model = copy.deepcopy(made.model)
+    with torch.no_grad():
+        for layer in layers_of(model):
+            layer.linear("ffn_in").weight.sign_().mul_(9e3)
+            layer.linear("ffn_out").weight /= 5e4
+    monkeypatch.setattr(export.standalone.folder, "trace", lambda *_: with_weights_of(model, made.graph))
+    save_checkpoint(model, tmp_path / "stock", folders / "base")
+    with pytest.raises(CheckError, match=r"E610 PyTorch -> model_fp16.onnx.*suspected: block 0"):
+        export_folder(str(tmp_path / "stock"), tmp_path / "onnx", precisions=["fp32", "fp16"])
     assert [path.name for path in tmp_path.iterdir()] == ["stock"]
 
 
@@ -287,7 +313,7 @@ def test_it_is_compared_on_the_cpu(folders, monkeypatch):
     loaded = find_model(str(folders / "stock"))
     like = torch_forward(loaded.model, accelerate=False)
     monkeypatch.setattr("compressor.tasks.features.accelerated", lambda _: pytest.fail("the model is moved"))
-    monkeypatch.setattr(export.standalone.folder, "session", lambda path: path)
+    monkeypatch.setattr(export.standalone.folder, "parity_session", lambda *_: None)
     monkeypatch.setattr(export.standalone.folder, "run", lambda _, encoding: like(encoding))
     assert prove(loaded, "int8", Path("model_int8.onnx")).passed
 
@@ -314,10 +340,15 @@ def test_rows_are_padded_with_a_token_of_the_model(folders, tmp_path, own, end, 
         torch_forward(loaded.model)(pad([loaded.rows[0], loaded.rows[-1]], loaded.pad_id))
 
 
-@pytest.mark.parametrize(("padding", "most"), [(0, 127), (1, 126)])
-def test_rows_fit_into_positions_that_begin_behind_the_padding(folders, padding, most):
-    """128 of them, as many as the longest row would have tokens."""
-    model = tiny("roberta", torch.float32, max_position_embeddings=128, pad_token_id=padding)
+@pytest.mark.parametrize(
+    ("architecture", "padding", "most"),
+    [("roberta", 0, 127), ("roberta", 1, 126), ("data2vec-text", 3, 124), ("qwen2", 200, 126)],
+)
+def test_rows_fit_into_positions_that_begin_behind_the_padding(folders, architecture, padding, most):
+    """128 of them, as many as the longest row would have tokens. Of a decoder the padding is any token."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 300}
+    config = AutoConfig.for_model(architecture, max_position_embeddings=128, pad_token_id=padding, **sizes)
+    model = AutoModelForSequenceClassification.from_config(config).eval()
     rows = random_rows(model, tokenizer_of(folders / "stock"))
     assert max(len(row["input_ids"]) for row in rows) == most
     torch_forward(model)({name: np.array([rows[-1][name]]) for name in rows[-1]})

@@ -11,6 +11,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from onnx import numpy_helper
+from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
 from compressor import load
 from compressor.checkpoint import save_checkpoint
@@ -246,6 +247,22 @@ def test_what_is_refused(exported, tmp_path):
         open_generator(tmp_path)
     with pytest.raises(UserError, match=r"E602 .*no model was exported in fp16.*fp32"):
         open_generator(exported("llama", "cut").folder, "fp16")
+
+
+@pytest.mark.slow
+def test_a_decoder_that_counts_padding_as_positions(tmp_path):
+    """BART's logits are others where its text is padded on the left, in PyTorch, too."""
+    stacks = {
+        f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in (("layers", 1), ("attention_heads", 4))
+    }
+    sizes = {"d_model": 32, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "vocab_size": 99, "max_position_embeddings": 140}
+    special = {"decoder_start_token_id": 3, "forced_eos_token_id": None, "init_std": 0.2}
+    config = AutoConfig.for_model("bart", **stacks, **sizes, **special)
+    torch.manual_seed(0)
+    AutoModelForSeq2SeqLM.from_config(config).save_pretrained(tmp_path / "model")
+    write_tokenizer(tmp_path / "model", "t5")
+    summary = export_folder(str(tmp_path / "model"), tmp_path / "onnx", precisions=["fp32"])
+    assert summary["parity"][0]["passed"] and "padded on the left" in summary["parity"][0]["batches"]
 
 
 def heavier(proto):

@@ -1,4 +1,4 @@
-"""fp16 and bf16 graphs: the same function, with sums of squares and angles in fp32; bf16 is proven by an emulation."""
+"""fp16 and bf16 graphs: the same function, with sums of squares and angles in fp32; both are proven by an emulation."""
 
 import copy
 from collections import Counter
@@ -13,13 +13,13 @@ from onnx import TensorProto
 from compressor.errors import UserError
 from compressor.tasks.features import torch_forward
 from export.graph.files import save
-from export.graph.half import brain, emulated, half
+from export.graph.half import KEPT_IN_FP32, brain, emulated, half
 from export.graph.rewrite import fused
 from export.graph.trace import trace
 from export.parity.bounds import BOUNDS
 from export.parity.compare import compare
 from export.runtimes.onnxruntime import RUNTIME, plain_session, write_onnx
-from export.runtimes.sessions import run, session
+from export.runtimes.sessions import run
 from tests.compressor.conftest import TRIED, tiny
 from tests.export.conftest import check_wholly, encoding
 
@@ -168,8 +168,15 @@ def test_without_fusions_it_is_the_graph_as_it_was_traced(made, tmp_path):
     assert path.read_bytes() == half(graph).SerializeToString(deterministic=True)
 
 
-@pytest.mark.parametrize("prepare", [lambda graph: graph, lambda graph: fused(graph, "cuda")], ids=["plain", "fused"])
-def test_squares_that_overflow_fp16_do_not(made, tmp_path, prepare):
+@pytest.mark.parametrize(
+    ("prepare", "kept", "passes"),
+    [
+        pytest.param(lambda graph: graph, KEPT_IN_FP32, True, id="plain"),
+        pytest.param(lambda graph: graph, (), False, id="nothing kept"),
+        pytest.param(lambda graph: fused(graph, "cuda"), KEPT_IN_FP32, True, id="fused"),
+    ],
+)
+def test_squares_that_overflow_fp16_do_not(made, tmp_path, monkeypatch, prepare, kept, passes):
     """Hidden states of 1,000: their squares are 15 times the largest number of fp16."""
     model, graph, _ = made("llama")
     model, large = copy.deepcopy(model), onnx.ModelProto()
@@ -178,9 +185,35 @@ def test_squares_that_overflow_fp16_do_not(made, tmp_path, prepare):
         model.model.embed_tokens.weight *= 1000 / model.model.embed_tokens.weight.abs().mean()
     stored = next(one for one in large.graph.initializer if one.name == "model.embed_tokens.weight")
     stored.CopyFrom(onnx.numpy_helper.from_array(model.model.embed_tokens.weight.detach().numpy(), stored.name))
+    monkeypatch.setattr("export.graph.half.KEPT_IN_FP32", kept)
     save(half(prepare(large)), tmp_path / "fp16.onnx")
-    want, got = torch_forward(model)(ROWS), run(session(tmp_path / "fp16.onnx"), ROWS)
-    assert np.isfinite(got).all() and compare("half", "fp16", want, got, want.argmax(axis=1)).passed
+    want, got = torch_forward(model)(ROWS), run(RUNTIME.open_for_parity(tmp_path / "fp16.onnx", "fp16", 1), ROWS)
+    assert compare("half", "fp16", want, got, want.argmax(axis=1)).passed == passes
+
+
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize(("precision", "infinite"), [("fp16", True), ("bf16", False)])
+def test_what_overflows_between_two_operators_is_seen(tmp_path, precision, infinite, joined):
+    """50 * 300 * 4 + 10,000 is beyond fp16, what is made of it is not. onnx infers no type of the joined operator."""
+    operator, domain = ("FastGelu", "com.microsoft") if joined else ("Add", "")
+    nodes = [
+        onnx.helper.make_node("MatMul", ["x", "large"], ["m"], "first"),
+        onnx.helper.make_node(operator, ["m", "bias"], ["g"], "sum", domain=domain),
+        onnx.helper.make_node("Reshape", ["g", "shape"], ["r"], "shaped"),
+        onnx.helper.make_node("MatMul", ["r", "small"], ["logits"], "second"),
+    ]
+    sizes = {"large": ((4, 4), 300), "small": ((4, 4), 1e-4), "bias": ((4,), 1e4)}
+    weights = {"shape": np.array([-1, 4])} | {name: np.full(size, value, np.float32) for name, (size, value) in sizes.items()}
+    x, logits = (onnx.helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 4]) for name in ("x", "logits"))
+    stored = [onnx.numpy_helper.from_array(array, name) for name, array in weights.items()]
+    opsets = [onnx.helper.make_opsetid("", 20), onnx.helper.make_opsetid("com.microsoft", 1)]
+    graph = onnx.helper.make_graph(nodes, "made", [x], [logits], stored)
+    proto = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    save({"fp16": half, "bf16": brain}[precision](proto), tmp_path / "narrow.onnx")
+    feeds = {"x": np.full((1, 4), 50, np.float32)}
+    assert np.allclose(plain_session(proto).run(None, feeds)[0], 28)
+    (found,) = RUNTIME.open_for_parity(tmp_path / "narrow.onnx", precision, 1).run(None, feeds)
+    assert np.isinf(found).all() if infinite else np.allclose(found, 28, rtol=0.02)
 
 
 def test_bf16_is_rounded_at_every_step_in_the_emulation(made):
@@ -192,7 +225,7 @@ def test_bf16_is_rounded_at_every_step_in_the_emulation(made):
     assert casts > 20 and not any(one.data_type == TensorProto.BFLOAT16 for one in rounded.graph.initializer)
     want = torch_forward(model)(ROWS)
     error = abs(run(plain_session(rounded), ROWS) - want).max()
-    finer = abs(run(session(paths["fp16"]), ROWS) - want).max()
+    finer = abs(run(RUNTIME.open_for_parity(paths["fp16"], "fp16", 1), ROWS) - want).max()
     assert 4 * finer < error < BOUNDS["bf16"].difference
 
 
@@ -218,9 +251,24 @@ def test_bf16_weights_are_rounded_once_from_fp32(made):
     stored = [one for one in onnx.load(paths["bf16"]).graph.initializer if one.data_type == TensorProto.BFLOAT16]
     assert len(stored) > 20
     for tensor in stored:
-        values = onnx.numpy_helper.to_array(exact[tensor.name]).clip(-1e4, 1e4)
-        want = torch.tensor(values).bfloat16().float().numpy()
+        values = onnx.numpy_helper.to_array(exact[tensor.name])
+        want = torch.tensor(values if values.ndim > 1 else values.clip(-1e4, 1e4)).bfloat16().float().numpy()
         assert np.array_equal(onnx.numpy_helper.to_array(tensor).astype(np.float32), want)
+
+
+@pytest.mark.parametrize(("convert", "held"), [(half, [20000, 65504]), (brain, [19968, 299008])])
+def test_weights_are_cut_where_their_type_ends_and_masks_before(convert, held):
+    """A sum of any score with the mask must be finite."""
+    lowest = np.finfo(np.float32).min
+    weights = {"matrix": np.array([[20000, 3e5], [0, 0]], np.float32), "mask": np.array([lowest, 0], np.float32)}
+    nodes = [onnx.helper.make_node("MatMul", ["x", "matrix"], ["m"], "product")]
+    nodes.append(onnx.helper.make_node("Add", ["m", "mask"], ["logits"], "masked"))
+    x, logits = (onnx.helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 2]) for name in ("x", "logits"))
+    stored = [onnx.numpy_helper.from_array(array, name) for name, array in weights.items()]
+    graph = onnx.helper.make_graph(nodes, "made", [x], [logits], stored)
+    proto = convert(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=10))
+    matrix, mask = (onnx.numpy_helper.to_array(tensor).astype(np.float32) for tensor in proto.graph.initializer)
+    assert matrix[0].tolist() == held and mask[0] == pytest.approx(-1e4, rel=2e-3)
 
 
 def test_a_graph_comes_out_as_it_went_in_and_equal_graphs_give_equal_files(made):

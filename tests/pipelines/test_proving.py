@@ -1,11 +1,13 @@
 """What becomes of an exported file that fails: what is shipped is gated, int8 is repaired, and what is left out is told."""
 
 import logging
+from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 
@@ -22,6 +24,7 @@ from pipelines.stages.export import generators
 from pipelines.stages.export.config import STAGE, ExportConfig
 from pipelines.stages.export.exported import Exported, export_one
 from pipelines.stages.export.generators import _proven
+from pipelines.stages.export.precision import PrecisionSearch
 from pipelines.stages.export.proving import COMPRESSED, Prover
 from tests.compressor.conftest import tiny
 from tests.loud import LOUD, loud_graph, loud_model
@@ -69,14 +72,15 @@ def test_a_dense_file_is_repaired_as_one_that_is_shipped_would_be(made):
 @pytest.mark.parametrize(
     ("config", "kinds", "again"),
     [
-        ({}, ["classification"], ["dense_int8"]),
-        ({"precision": "auto"}, ["tokens"], ["dense_int8"]),
-        ({"precision": ["fp32", "fp16"]}, ["classification"], []),
+        ({}, ["classification"], ["dense_int8", "few_rows"]),
+        ({"precision": "auto"}, ["tokens"], ["dense_int8", "few_rows"]),
+        ({"precision": ["fp32", "fp16"]}, ["classification"], ["rounded_fp16", "few_rows"]),
+        ({"precision": ["fp32"]}, ["classification"], []),
         ({}, ["generation"], []),
     ],
 )
 def test_what_was_written_before_dense_files_were_repaired_is_written_again(config, kinds, again):
-    """Of models that generate no file is repaired."""
+    """Of models that generate no file is repaired, and every row moves the metric. By fp32 no label turns."""
     assert list(STAGE.corrected(ExportConfig(**config), kinds)) == again
 
 
@@ -271,6 +275,7 @@ def test_a_generator_that_does_not_run_is_left_out(tmp_path, monkeypatch, precis
         with nullcontext() if name == "dense" or failed else stops:
             assert _proven(prover, None, precision, [path], exported) is None and not path.exists()
         assert len(exported.failures) == (failed and name == COMPRESSED) and not exported.files
+        assert str(tmp_path) not in str(exported.failures), "the folder is gone when it is read"
     assert [line.split(" (")[0] for line in space.said][:1] == [f"dense: PyTorch -> ONNX {precision}: left out"]
 
 
