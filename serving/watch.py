@@ -17,7 +17,7 @@ from serving.server import EmbeddedServer
 POLL_SECONDS = 0.2
 RESTARTS, WINDOW_SECONDS = 3, 60
 REFUSED = ("E724", "E727")
-"""What is wrong with a repository itself: trying again does not mend it."""
+"""What is wrong with a repository itself: trying again does not help."""
 KEPT_LOGS = 10
 PR_SET_CHILD_SUBREAPER = 36
 
