@@ -7,6 +7,7 @@ import errno
 import os
 import re
 import shutil
+import stat
 import tempfile
 import time
 from collections import defaultdict
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compressor.errors import UserError
-from compressor.run_store import LOCK_FILE, RUN_FILE, STORE
+from compressor.run_store import LOCK_FILE, STORE
 from pipelines.engine.attempt import last_attempt
 from pipelines.engine.lockfile import read_lock
 from pipelines.engine.store import Locked, Store, lock
@@ -23,6 +24,9 @@ from pipelines.engine.store import Locked, Store, lock
 ARTIFACT, UNFINISHED, CACHE = "artifact", "interrupted training", "cache"
 NAME = re.compile(r"[a-z_]+-[0-9a-f]{16}")
 """Name of an artifact's folder; whatever else lies in a store is a user's own, and stays."""
+NO_RUNS = (STORE, "lost+found")
+USES = ("used", "served")
+"""Of whom an artifact has a lock: runs that read it, servers of the models in it."""
 SEAL, WAIT = ".sha256", ".lock"
 """Endings of what lies beside a result in the cache."""
 
@@ -38,21 +42,26 @@ class Stored:
     runs: tuple[str, ...] = ()
 
 
-def stored(out: Path) -> list[Stored]:
-    """All results in the store of the runs below `out`, the largest first.
+@dataclass(frozen=True)
+class Contents:
+    """What a store holds, the largest first; `unread` is why it is not known of all runs what they use, if it is not."""
 
-    Raises UserError E805 (no store there), E803 and E801 (a run's files cannot be read: nobody knows what it uses).
-    """
+    rows: Sequence[Stored]
+    unread: UserError | None = None
+
+
+def stored(out: Path) -> Contents:
+    """All results in the store of the runs below `out`. Raises UserError E805 where there is no store."""
     root = out / STORE
     if not root.is_dir():
         raise UserError("E805", "no store of runs here", "Give the folder of the runs: --out runs", str(out))
-    users = _users(out)
+    users, unread = _users(out)
     rows = [
         *(_row(ARTIFACT, path.name, [path], users.get(path.name, ())) for path in root.iterdir() if NAME.fullmatch(path.name)),
         *(_row(UNFINISHED, path.name.partition("-")[2], [path]) for path in root.glob(".unfinished-*")),
         *(_row(CACHE, path.name, [path, path.with_suffix(SEAL)]) for path in _cached(Store(root))),
     ]
-    return sorted(rows, key=lambda row: (-row.bytes, row.name))
+    return Contents(sorted(rows, key=lambda row: (-row.bytes, row.name)), unread)
 
 
 def unused(rows: Iterable[Stored], *, caches: bool = False) -> list[Stored]:
@@ -60,61 +69,66 @@ def unused(rows: Iterable[Stored], *, caches: bool = False) -> list[Stored]:
     return [row for row in rows if not row.runs and (row.kind == CACHE) == caches]
 
 
-def remove(out: Path, rows: Sequence[Stored]) -> Iterator[tuple[Stored, bool]]:
-    """Remove results from the store below `out`; yields each with whether it is gone: what a running process uses stays.
-
-    Raises UserError E801 where the store cannot be written.
-    """
+def remove(out: Path, rows: Sequence[Stored]) -> Iterator[tuple[Stored, str]]:
+    """Remove results from the store below `out`; yields each with why it stays, '' for one that is gone."""
     root = out / STORE
     for row in rows:
         try:
             with contextlib.ExitStack() as held:
                 held.enter_context(lock(_lock_of(root, row)))
-                if row.kind == ARTIFACT:
-                    held.enter_context(lock(root / f".used-{row.name}"))
+                for used in (root / f".{use}-{row.name}" for use in USES if row.kind == ARTIFACT):
+                    held.enter_context(lock(used))
                 for path in _paths(root, row):
                     _discard(path, root)
         except Locked:
-            yield row, False
+            yield row, "in use by a running process"
         except OSError as error:
-            fix = "Change its permissions, or let its owner remove it"
-            raise UserError("E801", f"cannot be removed ({error.strerror or error})", fix, str(root / row.name)) from None
+            yield row, f"{error.strerror or error}: its owner may remove it"
         else:
-            yield row, True
+            yield row, ""
 
 
-def _users(out: Path) -> dict[str, list[str]]:
-    """The names of the runs that use each artifact: by the last run that finished, and by the last attempt."""
+def _users(out: Path) -> tuple[dict[str, list[str]], UserError | None]:
+    """The names of the runs that use each artifact, by the last run that finished and by the last attempt; and the first fault
+    of a run that cannot be read."""
     users: dict[str, list[str]] = defaultdict(list)
-    for folder in _runs(out):
-        attempt, path = last_attempt(folder), folder / LOCK_FILE
-        names = {stage["artifact"] for stage in read_lock(path)["stages"]} if path.is_file() else set()
-        names |= {stage.artifact for stage in attempt.stages} if attempt else set()
-        for name in names:
-            users[name].append(str(folder.relative_to(out)))
-    return users
-
-
-def _runs(out: Path) -> Iterator[Path]:
-    """The folders of runs, and of a sweep's trials, which are one deeper. Raises UserError E801 for one that cannot be read."""
-    for folder in (inner for outer in _folders(out) for inner in (outer, *_folders(outer))):
+    faults: list[UserError] = []
+    for folder in (inner for outer in _folders(out, faults) for inner in (outer, *_folders(outer, faults))):
         try:
-            if any((folder / name).is_file() for name in (RUN_FILE, LOCK_FILE)):
-                yield folder
+            for name in _used_by(folder):
+                users[name].append(str(folder.relative_to(out)))
+        except UserError as error:
+            faults.append(error)
         except PermissionError as error:
-            raise _unreadable(folder, error) from None
+            faults.append(_closed(folder, error))
+    return users, faults[0] if faults else None
 
 
-def _folders(above: Path) -> list[Path]:
+def _used_by(folder: Path) -> set[str]:
+    """The artifacts of the run in a folder; none where there is no run. Raises UserError E803, E801, PermissionError."""
+    attempt, path = last_attempt(folder), folder / LOCK_FILE
+    finished = {stage["artifact"] for stage in read_lock(path)["stages"]} if path.is_file() else set()
+    return finished | ({stage.artifact for stage in attempt.stages} if attempt else set())
+
+
+def _folders(above: Path, faults: list[UserError]) -> list[Path]:
+    """The folders in one, in which runs may be, or trials of a sweep; what cannot be read is added to `faults`."""
     try:
-        return sorted(path for path in above.iterdir() if path.name != STORE and path.is_dir())
+        inside = sorted(path for path in above.iterdir() if path.name not in NO_RUNS)
+        away = [path for path in inside if path.is_symlink() and not path.exists()]
+        folders = [path for path in inside if path.is_dir()]
+    except FileNotFoundError:  # another process has just removed it
+        return []
     except PermissionError as error:
-        raise _unreadable(above, error) from None
+        faults.append(_closed(above, error))
+        return []
+    faults += [_closed(path, FileNotFoundError(errno.ENOENT, "a link to what is not there")) for path in away]
+    return folders
 
 
-def _unreadable(folder: Path, error: OSError) -> UserError:
+def _closed(folder: Path, error: OSError) -> UserError:
     what = f"cannot be read ({error.strerror}): which results it uses is not known"
-    return UserError("E801", what, "Change its permissions, or ask its owner", str(folder))
+    return UserError("E801", what, "Make it readable, or move it away", str(folder))
 
 
 def _cached(store: Store) -> list[Path]:
@@ -124,12 +138,19 @@ def _cached(store: Store) -> list[Path]:
 def _row(kind: str, name: str, places: Sequence[Path], runs: Sequence[str] = ()) -> Stored:
     """Sizes and times of what other processes may just be removing: a file that is gone counts nothing."""
     count, latest = 0, 0.0
-    for path in (path for place in places for path in (place, *place.rglob("*"))):
-        with contextlib.suppress(FileNotFoundError):
+    for path in (path for place in places for path in _all_of(place)):
+        with contextlib.suppress(FileNotFoundError, PermissionError):
             facts = path.lstat()
-            count += 0 if path.is_dir() else facts.st_size
+            count += 0 if stat.S_ISDIR(facts.st_mode) else facts.st_size
             latest = max(latest, facts.st_mtime)
     return Stored(kind, name, count, max(time.time() - latest, 0) / 86400, tuple(runs))
+
+
+def _all_of(place: Path) -> Iterator[Path]:
+    """A file, or a folder with all below it. `os.walk` passes over a folder that goes meanwhile, `rglob` raises."""
+    yield place
+    for folder, folders, files in os.walk(place):
+        yield from (Path(folder, name) for name in (*folders, *files))
 
 
 def _lock_of(root: Path, row: Stored) -> Path:

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import time
 from pathlib import Path
 
@@ -41,7 +43,7 @@ def two(project, out):
 
 def test_every_result_is_shown_with_its_runs_and_size(project, out, two, capsys):
     other = ids(go(project, out, "name=other"))
-    rows = {row.name: row for row in stored(out)}
+    rows = {row.name: row for row in stored(out).rows}
     assert set(rows) == two[0] | two[1] | other
     assert {name for name, row in rows.items() if not row.runs} == two[0]
     assert all(rows[name].runs == ("other", "toy") for name in two[1] & other)
@@ -71,7 +73,7 @@ def test_young_results_stay_until_they_are_asked_for(out, two, capsys):
     told = capsys.readouterr()
     assert "removed: 0 results" in told.out and f"younger than 7 days: {len(two[0])} results" in told.err
     store(out, **QUIET | {"remove_unused": True, "older_than": 0.0})
-    assert not unused(stored(out))
+    assert not unused(stored(out).rows)
 
 
 def test_what_a_running_process_uses_stays(out, two, ages, capsys):
@@ -79,7 +81,7 @@ def test_what_a_running_process_uses_stays(out, two, ages, capsys):
     with shared_lock(out / ".store" / f".used-{first}"):
         store(out, **QUIET | {"remove_unused": True})
     assert "in use by a running process: 1 result," in capsys.readouterr().err
-    assert {row.name for row in unused(stored(out))} == {first}
+    assert {row.name for row in unused(stored(out).rows)} == {first}
 
 
 def test_a_failed_run_keeps_its_finished_stages(project, out, ages):
@@ -87,7 +89,7 @@ def test_a_failed_run_keeps_its_finished_stages(project, out, ages):
     (out / "trouble-prune").write_text("user_error")
     with pytest.raises(UserError, match="E501"):
         go(project, out)
-    assert len(stored(out)) == 2 and not unused(stored(out))
+    assert len(stored(out).rows) == 2 and not unused(stored(out).rows)
 
 
 @pytest.mark.parametrize("name", ["run.json", "pipeline.lock.yaml"])
@@ -106,7 +108,7 @@ def test_caches_and_interrupted_trainings(out, two, ages, capsys):
     (training / "optimizer.pt").write_bytes(bytes(5))
     (cache / "prices-1.json").write_bytes(b"{}")
     (cache / "prices-1.sha256").write_bytes(sealed(b"{}", "prices-1.json"))
-    assert {(row.kind, row.name, row.bytes) for row in stored(out) if row.kind != "artifact"} == {
+    assert {(row.kind, row.name, row.bytes) for row in stored(out).rows if row.kind != "artifact"} == {
         ("cache", "prices-1.json", 2 + len(sealed(b"{}", "prices-1.json"))),
         ("interrupted training", "tune-0123456789abcdef", 5),
     }
@@ -121,7 +123,7 @@ def test_a_trial_of_a_sweep_is_a_run(out, two):
     trial = out / "toy-sweep" / "seed-0"
     trial.parent.mkdir()
     (out / "toy").rename(trial)
-    assert {row.runs for row in stored(out) if row.name in two[1]} == {("toy-sweep/seed-0",)}
+    assert {row.runs for row in stored(out).rows if row.name in two[1]} == {("toy-sweep/seed-0",)}
 
 
 def test_mistakes(out, tmp_path, two):
@@ -158,25 +160,74 @@ def test_a_run_that_cannot_be_entered_may_use_anything(out, two, ages, place):
     if place != "toy":
         closed.parent.mkdir(exist_ok=True)
         (out / "toy").rename(closed)
+    (out / "lost+found").mkdir()
+    (out / "lost+found").chmod(0)
     closed.chmod(0)
-    told = as_another_user(out, lambda: stored(Path()))
+    clean = lambda: store(Path(), **QUIET | {"remove_unused": True, "older_than": 0.0})  # noqa: E731
+    told = as_another_user(out, clean)
+    listed = as_another_user(out, lambda: store(Path(), **QUIET))
     closed.chmod(0o755)
-    assert told.startswith(f"E801 {place}: cannot be read (Permission denied): which results it uses is not known")
-    assert not as_another_user(out, lambda: stored(Path()))
+    assert re.match(rf"E801 {place}(/run\.json)?: cannot be read \(Permission denied\)", told)
+    assert not listed and not as_another_user(out, lambda: store(Path(), **QUIET))
 
 
-def test_another_users_result_stays_where_it_is(out, two, ages):
+@pytest.mark.parametrize("sweep", [False, True])
+def test_a_run_whose_disk_is_away_may_use_anything(out, two, ages, tmp_path, capsys, sweep):
+    place = out / "toy-sweep" / "trial" if sweep else out / "toy"
+    place.parent.mkdir(exist_ok=True)
+    (out / "toy").rename(tmp_path / "disk")
+    place.symlink_to(tmp_path / "disk")
+    assert {row.name for row in unused(stored(out).rows)} == two[0]
+    (tmp_path / "disk").rename(tmp_path / "away")
+    store(out, **QUIET)
+    assert f"{place.name}: cannot be read (a link to what is not there)" in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"E801 .*a link to what is not there"):
+        store(out, **QUIET | {"remove_unused": True})
+
+
+def test_another_users_result_stays_where_it_is_and_ones_own_go(out, two, ages):
     root, first = out / ".store", sorted(two[0])[0]
     root.chmod(0o777)
+    for name in two[0] - {first}:
+        for path in (root / name, *(root / name).rglob("*")):
+            path.chmod(0o777)
     (root / first).chmod(0o555)
-    removed = [row for row in stored(out) if row.name == first]
-    told = as_another_user(out, lambda: list(remove(Path(), removed)))
+    old = unused(stored(out).rows)
+    told = as_another_user(out, lambda: print_all(remove(Path(), old)))
     (root / first).chmod(0o755)
-    assert "E801" in told and "cannot be removed (Permission denied)" in told
-    assert first in {path.name for path in root.iterdir()} and not list(root.glob(".old-*"))
+    assert told == f"{first}: Permission denied: its owner may remove it"
+    assert {path.name for path in root.iterdir()} == {first, *two[1]}
+
+
+def print_all(results):
+    raise RuntimeError(", ".join(f"{row.name}: {reason}" for row, reason in results if reason))
+
+
+def test_what_goes_while_it_is_counted(out, two, monkeypatch):
+    """A training removes its older checkpoints, a run what it has published."""
+    training = out / ".store" / ".unfinished-tune-0123456789abcdef"
+    (training / "checkpoint-1" / "deep").mkdir(parents=True)
+    listed = os.scandir
+
+    def scandir(path="."):
+        if str(path).endswith("checkpoint-1"):
+            shutil.rmtree(path)
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert {row.name for row in stored(out).rows} == {*two[0], *two[1], "tune-0123456789abcdef"}
+
+
+@pytest.mark.parametrize("use", ["used", "served"])
+def test_what_is_used_or_served_stays(out, two, ages, use):
+    first, *_ = sorted(two[0])
+    with shared_lock(out / ".store" / f".{use}-{first}"):
+        assert [(row.name, reason) for row, reason in remove(out, unused(stored(out).rows)) if reason] == [
+            (first, "in use by a running process")
+        ]
 
 
 def test_the_folder_of_runs_may_lie_in_a_store(project, tmp_path):
     inner = tmp_path / ".store" / "runs"
     go(project, inner)
-    assert not unused(stored(inner))
+    assert not unused(stored(inner).rows)

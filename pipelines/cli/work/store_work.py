@@ -25,13 +25,19 @@ def store(out: Path, remove_unused: bool, remove_caches: bool, older_than: float
     removes = remove_unused or remove_caches
     if older_than is not None and not removes:
         raise UserError("E112", "--older-than is of what is removed", "Add --remove-unused or --remove-caches")
-    rows = stored(out)
+    contents = stored(out)
+    rows = contents.rows
     if removes:
+        if contents.unread:
+            raise contents.unread
         asked = [*(unused(rows) if remove_unused else ()), *(unused(rows, caches=True) if remove_caches else ())]
         rows = _removed(out, asked, DAYS if older_than is None else older_than)
     if as_json:
         click.echo(json.dumps([asdict(row) for row in rows], indent=1, ensure_ascii=False))
-    elif removes:
+        return
+    if contents.unread:
+        note(f"note: {contents.unread.where}: {contents.unread.what}")
+    if removes:
         for row in rows:
             say(f"{row.name} ({human_bytes(row.bytes)})")
         say(f"removed: {_counted(rows)}")
@@ -43,11 +49,11 @@ def store(out: Path, remove_unused: bool, remove_caches: bool, older_than: float
 def _removed(out: Path, asked: Sequence[Stored], days: float) -> list[Stored]:
     """Remove those that are old enough and that no process uses; returns them, and tells of the others."""
     results = list(remove(out, [row for row in asked if row.days >= days]))
-    if used := [row for row, gone in results if not gone]:
-        note(f"kept, in use by a running process: {_counted(used)}")
+    for reason in dict.fromkeys(reason for _, reason in results if reason):
+        note(f"kept, {reason}: {_counted([row for row, other in results if other == reason])}")
     if young := [row for row in asked if row.days < days]:
         note(f"kept, younger than {days:g} days: {_counted(young)}; --older-than 0 removes these, too")
-    return [row for row, gone in results if gone]
+    return [row for row, reason in results if not reason]
 
 
 def _users(row: Stored) -> str:
