@@ -32,12 +32,19 @@ def load(folder: Path, base: Path | str | None = None) -> nn.Module:
     return model
 
 
-def last_state(folder: Path) -> tuple[Path, str | None, str]:
+def last_state(folder: Path) -> tuple[Path, str | None, str, str]:
     """The folder of the last state of the run in `folder`, before its merge; where the run found its pretrained model, if that
-    is still there: the reference that the state names may be of another place; the kind of its task, which a state of an
-    earlier version does not name ('' if it is unknown). Raises UserError E805, E305."""
+    is still there; the run's reference for it ('' if it is unknown): that in the state is of the run that made the state; the
+    kind of its task, which a state of an earlier version does not name (likewise). Raises UserError E805, E305."""
     found = last_model(folder, checkpoint.STATE_FILE)
-    return found.folder, _base(folder, found.lock.get("model")), _kind_in(found.lock)
+    model = found.lock.get("model")
+    return found.folder, _base(folder, model), _reference_in(model), _kind_in(found.lock)
+
+
+def _reference_in(model: object) -> str:
+    """The reference of the pretrained model in a run's lock; '' if it is unknown."""
+    reference = model.get("reference") if isinstance(model, dict) else None
+    return reference if isinstance(reference, str) else ""
 
 
 def _kind_in(lock: dict[str, Any]) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from compressor.errors import UserError
+from compressor.locking import lock_where_possible
 from serving import running, shared_memory
 from serving.bundle import Bundle, find_bundle, stage_backends
 from serving.child_status import status_of
@@ -330,7 +331,7 @@ def lock_folder(folder: Path) -> int:
     """A descriptor that holds a shared lock of a folder: systemd-tmpfiles, which deletes what is days old from a temporary
     folder, leaves out a locked folder and all in it. The lock ends with this process, whose children do not inherit it."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    lock_where_possible(descriptor, fcntl.LOCK_SH)
     return descriptor
 
 

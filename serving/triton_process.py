@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from compressor.errors import UserError, UserErrors
+from compressor.locking import lock_where_possible
 from serving.bundle import Bundle, environment
 from serving.child_status import status_of
 from serving.server_log import open_log
@@ -75,7 +76,7 @@ class TritonProcess:
         self.ready = False
         self.stubs: dict[int, str] = {}
         with open_log(log_path) as log:
-            fcntl.flock(log, fcntl.LOCK_SH)  # held as long as Triton has the file open: see watch.new_log
+            lock_where_possible(log.fileno(), fcntl.LOCK_SH)  # held as long as Triton has the file open: see watch.new_log
             self.process = subprocess.Popen(
                 bound_to_us(str(bundle.server), *options),
                 cwd=stage,

@@ -31,7 +31,7 @@ from compressor.training.mixed_precision import computed, widened
 from compressor.training.processes import agreed, divided_cores, helping, launched, rank, wait
 from compressor.training.schedule import Precision, Schedule
 from compressor.training.training_rows import Collator, TrainingRows
-from compressor.training.unfinished import ARRAYS_OF_ANY_NUMPY, load_changing, newest, save_changing, seal
+from compressor.training.unfinished import ARRAYS_OF_ANY_NUMPY, keep_newest, load_changing, newest, save_changing, seal
 
 
 class SeededGroups(LengthGroupedSampler):
@@ -180,6 +180,7 @@ class TaskTrainer(Trainer):
         wait()  # every process writes its random state
         if not helping():
             seal(Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}")
+            keep_newest(Path(self.args.output_dir))
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         with torch.serialization.safe_globals(ARRAYS_OF_ANY_NUMPY):
@@ -292,7 +293,7 @@ def trainer_of(
         "data_seed": schedule.seed,
         "train_sampling_strategy": "group_by_length",
         "save_strategy": "no",
-        "save_total_limit": 2,
+        "save_total_limit": None,  # Trainer deletes by file times, by which the one just written may be the oldest
         "logging_steps": 1,
         "report_to": [],
         "disable_tqdm": True,

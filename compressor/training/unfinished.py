@@ -64,11 +64,22 @@ def newest(work: Path) -> Path | None:
     folders = [*work.glob("checkpoint-*")]
     if foreign := sorted(folder.name for folder in folders if not _is_ours(folder)):
         raise ValueError(f"{work} holds {foreign[0]}, which is of another program: give the training a folder of its own")
-    for folder in sorted(folders, key=lambda path: int(path.name.rpartition("-")[2]), reverse=True):
+    for folder in sorted(folders, key=_step, reverse=True):
         if is_complete(folder) and is_finite(folder):
             return folder
         shutil.rmtree(folder)
     return None
+
+
+def keep_newest(work: Path) -> None:
+    """Delete all checkpoints but the last and, in case that is damaged, the one before, whatever their file times."""
+    folders = [folder for folder in work.glob("checkpoint-*") if _is_ours(folder)]
+    for folder in sorted(folders, key=_step)[:-2]:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _step(checkpoint: Path) -> int:
+    return int(checkpoint.name.rpartition("-")[2])
 
 
 def _is_ours(folder: Path) -> bool:

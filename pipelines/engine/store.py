@@ -1,18 +1,21 @@
 """The artifact store: folders that are complete or absent, named by a fingerprint of everything that affects their content.
 
 `DIR/.store/STAGE-FINGERPRINT/` holds a stage's files and `artifact.json`: kind, sha256 of every file, metadata; no time,
-machine or absolute path, so that equal work gives equal bytes. `artifact.sha256` holds its checksum, in the format of
-`sha256sum`. A stage works in `.work-*` beside it, and is published by fsync and rename.
+machine or absolute path, so that equal work gives equal bytes (states name their base as the pipeline did, which may be by an
+absolute path). `artifact.sha256` holds its checksum, in the format of `sha256sum`. A stage works in `.work-*` beside it, and is
+published by fsync and rename.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -20,7 +23,7 @@ from typing import Any
 
 from compressor.digests import sha256_of
 from compressor.errors import UserError
-from compressor.locking import open_lock
+from compressor.locking import open_lock, take_lock
 from compressor.run_store import MANIFEST
 from pipelines.engine.stage import Artifact
 
@@ -57,7 +60,7 @@ def lock(path: Path, on_wait: Callable[[str], None] | None = None) -> Iterator[N
     The kernel releases it when the process ends, in whatever way. When another process holds it: raises Locked, or, with
     `on_wait`, calls that with the holder's pid and waits.
     """
-    handle = _opened(path, lambda handle: _acquire(handle, on_wait))
+    handle = _opened(path, lambda handle: _acquire(handle, path, on_wait))
     try:
         if fcntl.fcntl(handle, fcntl.F_GETFL) & os.O_RDWR:  # another user's may be open to reading alone
             os.ftruncate(handle, 0)
@@ -72,7 +75,7 @@ def lock(path: Path, on_wait: Callable[[str], None] | None = None) -> Iterator[N
 @contextlib.contextmanager
 def shared_lock(path: Path) -> Iterator[None]:
     """Hold the file at `path` together with other processes; `lock` of it waits for all of them. The last one removes it."""
-    handle = _opened(path, lambda handle: fcntl.flock(handle, fcntl.LOCK_SH))
+    handle = _opened(path, lambda handle: take_lock(handle, fcntl.LOCK_SH, path))
     try:
         yield
     finally:
@@ -97,15 +100,21 @@ def _opened(path: Path, acquire: Callable[[int], None]) -> int:
         os.close(handle)  # its holder deleted it between our open and our lock
 
 
-def _acquire(handle: int, on_wait: Callable[[str], None] | None) -> None:
+def _acquire(handle: int, path: Path, on_wait: Callable[[str], None] | None) -> None:
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        take_lock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB, path)
     except BlockingIOError:
         pid = os.pread(handle, 32, 0).decode() or "unknown"
         if on_wait is None:
             raise Locked(pid) from None
         on_wait(pid)
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        take_lock(handle, fcntl.LOCK_EX, path)
+
+
+def served_lock(root: Path, name: str) -> Path:
+    """The lock of an artifact in the store at `root` that whoever serves it shares, for `shared_lock`: until the last one ends
+    `compress store --remove-unused` leaves it. `--force` in another run, which cannot wait for as long, does not ask for it."""
+    return root / f".served-{name}"
 
 
 def write_atomic(path: Path, content: bytes) -> None:
@@ -134,10 +143,17 @@ def sealed(content: bytes, name: str = MANIFEST) -> bytes:
     return f"{hashlib.sha256(content).hexdigest()}  {name}\n".encode()
 
 
+UNSYNCED = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)
+"""What a file system answers that can sync files and no folders, such as a share of SMB."""
+
+
 def _sync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno not in UNSYNCED or not path.is_dir():
+            raise
     finally:
         os.close(handle)
 
@@ -184,7 +200,7 @@ class Store:
             if name not in present:
                 raise _damaged(name, "is missing", folder, entry)
             if name not in sizes:
-                raise _damaged(name, "does not belong there", folder, entry)
+                raise _damaged(name, "does not belong there", folder, entry, "Remove it")
             if present[name].is_symlink():
                 raise _damaged(name, "is a link, which no stage writes", folder, entry)
             if (size := present[name].stat().st_size) != sizes[name]:
@@ -248,12 +264,12 @@ class Store:
             _sync(path)
         place = self.folder(stage, fingerprint)
         if place.exists():  # rerun with --force
-            old = self.root / f".old-{place.name}"
             with lock(self._used(stage, fingerprint), on_wait):
-                shutil.rmtree(old, ignore_errors=True)
+                # a name of its own, and no error below: on NFS a folder stays while another program has a file of it open
+                old = Path(tempfile.mkdtemp(prefix=f".old-{place.name}-", dir=self.root))
                 place.rename(old)
                 work.rename(place)
-            shutil.rmtree(old)
+            shutil.rmtree(old, ignore_errors=True)
         else:
             work.rename(place)
         _sync(self.root)
@@ -261,14 +277,14 @@ class Store:
 
     def sweep(self) -> None:
         """Remove remains of killed processes, and trainings whose last checkpoint is a week old; what a running process uses
-        stays, and what another user alone may remove."""
+        stays, and what cannot be removed: another user's, or on NFS what another program has open."""
         old = [path for path in self.root.glob(".unfinished-*") if _age(path) > KEEP_UNFINISHED]
         for folder in [*self.root.glob(".work-*"), *self.root.glob(".old-*"), *self.root.glob(".lock-*"), *old]:
             name = folder.name.split("-", 1)[1]
             with contextlib.suppress(Locked, FileNotFoundError, PermissionError), lock(self.root / f".lock-{name}"):
                 if not folder.name.startswith(".lock-"):
-                    shutil.rmtree(folder)
-        for used in self.root.glob(".used-*"):
+                    shutil.rmtree(folder, ignore_errors=True)
+        for used in [*self.root.glob(".used-*"), *self.root.glob(served_lock(self.root, "*").name)]:
             with contextlib.suppress(Locked, PermissionError), lock(used):
                 pass  # nobody holds it any more: `lock` removes it
 
@@ -299,5 +315,6 @@ def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file() or path.is_symlink())
 
 
-def _damaged(name: str, fault: str, folder: Path, entry: str) -> UserError:
-    return UserError("E803", f"artifact file '{name}' {fault}", f"Run again with --force {entry}", str(folder))
+def _damaged(name: str, fault: str, folder: Path, entry: str, remedy: str = "Delete this folder") -> UserError:
+    """E803. The trials of a sweep have no --force; what was deleted is made again."""
+    return UserError("E803", f"artifact file '{name}' {fault}", f"{remedy}, or run again with --force {entry}", str(folder))

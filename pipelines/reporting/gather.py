@@ -114,7 +114,8 @@ def run_facts(inputs: Inputs) -> Record:
 def teacher_notes(inputs: Inputs) -> list[str]:
     """Notes on the recoveries that learned from texts without labels, or from another model than the dense one."""
     facts = [(artifact.entry, artifact.metadata) for artifact in inputs.artifacts if artifact.row.trains]
-    return [teacher_note(name, of) for name, of in facts if {"texts", "teacher"} & of.keys()]
+    named = inputs.run.get("beside", {})
+    return [teacher_note(name, of, **named.get(name, {})) for name, of in facts if {"texts", "teacher"} & of.keys()]
 
 
 def kept_notes(inputs: Inputs) -> list[str]:
@@ -256,7 +257,10 @@ def control_record(inputs: Inputs, measurements: Record, compressed: Record, key
     control = measurements.get("control")
     if control is None:
         return None
-    return {**control_facts(inputs, control, compressed, key), "difference_interval": compressed["control_interval"]}
+    # the benchmark may be of an earlier run, in which the stage had another id
+    stage = next((a.entry for a in reversed(inputs.artifacts) if a.metadata.get("control")), control["stage"])
+    facts = control_facts(inputs, {**control, "stage": stage}, compressed, key)
+    return {**facts, "difference_interval": compressed["control_interval"]}
 
 
 def control_facts(inputs: Inputs, control: Record, compressed: Record, key: str) -> Record:

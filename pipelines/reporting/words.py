@@ -93,13 +93,16 @@ def control_note(control: Record | None, compressed: Record, metric: Metric) -> 
     ]
 
 
-def teacher_note(stage: str, recovery: Record) -> str:
-    """Note on what a recovery learned from: texts without labels, and whose outputs or hidden states."""
-    teacher = f"the model {recovery['teacher']['reference']}" if "teacher" in recovery else "the dense model"
+def teacher_note(stage: str, recovery: Record, **named: str) -> str:
+    """Note on what a recovery learned from: texts without labels, and whose outputs or hidden states. `named` are the names by
+    which the pipeline has its `texts` and `teacher` now."""
+    other = named.get("teacher", recovery.get("teacher", {}).get("reference"))
+    teacher = f"the model {other}" if other else "the dense model"
     if "texts" not in recovery:
         return f"{stage} was distilled from {teacher}, not from the dense one."
     texts = recovery["texts"]
-    learned = [f"{texts['rows']:,} texts without labels ({texts['file']})"] if "file" in texts else []
+    file = named.get("texts", texts.get("file"))
+    learned = [f"{texts['rows']:,} texts without labels ({file})"] if "file" in texts else []
     learned.append(f"the {texts['labelled']:,} training rows")
     if "variants" in texts:
         learned.append(f"{texts['variants']:,} random variants of these texts")

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compressor.errors import UserError
-from compressor.run_store import is_run
+from compressor.run_store import MANIFEST, is_run
+from pipelines.engine.store import served_lock, shared_lock
 from pipelines.runs.finished import FinishedRun, open_run
 from serving.deployment.target import LOCK
 from serving.repository import model_names
@@ -62,6 +63,18 @@ def repository_in_use(run: Path, *, empty: bool = False) -> Iterator[Served]:
     """`find_repository`, for whoever reads its files: until the end `--force` in another run does not replace them."""
     with contextlib.nullcontext() if _is_repository(run, empty) else open_run(run).in_use([REPOSITORY]):
         yield find_repository(run, empty=empty)
+
+
+@contextlib.contextmanager
+def kept_while_served(repository: Path) -> Iterator[None]:
+    """Until its end `compress store --remove-unused` leaves the artifact that a repository lies in, if it lies in one, which
+    `--force` in another run may replace. Nothing is held in a store that this user cannot write, or that has no locks."""
+    artifact = repository.resolve().parent
+    with contextlib.ExitStack() as kept:
+        if (artifact / MANIFEST).is_file():
+            with contextlib.suppress(OSError, UserError):
+                kept.enter_context(shared_lock(served_lock(artifact.parent, artifact.name)))
+        yield
 
 
 def _is_repository(folder: Path, empty: bool) -> bool:

@@ -19,14 +19,12 @@ from compressor.errors import UserError
 from compressor.run_store import LOCK_FILE, STORE
 from pipelines.engine.attempt import last_attempt
 from pipelines.engine.lockfile import read_lock
-from pipelines.engine.store import Locked, Store, lock
+from pipelines.engine.store import Locked, Store, lock, served_lock
 
 ARTIFACT, UNFINISHED, CACHE = "artifact", "interrupted training", "cache"
 NAME = re.compile(r"[a-z_]+-[0-9a-f]{16}")
 """Name of an artifact's folder; whatever else lies in a store is a user's own, and stays."""
 NO_RUNS = (STORE, "lost+found")
-USES = ("used", "served")
-"""Of whom an artifact has a lock: runs that read it, servers of the models in it."""
 SEAL, WAIT = ".sha256", ".lock"
 """Endings of what lies beside a result in the cache."""
 
@@ -76,8 +74,9 @@ def remove(out: Path, rows: Sequence[Stored]) -> Iterator[tuple[Stored, str]]:
         try:
             with contextlib.ExitStack() as held:
                 held.enter_context(lock(_lock_of(root, row)))
-                for used in (root / f".{use}-{row.name}" for use in USES if row.kind == ARTIFACT):
-                    held.enter_context(lock(used))
+                if row.kind == ARTIFACT:
+                    held.enter_context(lock(root / f".used-{row.name}"))
+                    held.enter_context(lock(served_lock(root, row.name)))
                 for path in _paths(root, row):
                     _discard(path, root)
         except Locked:
@@ -105,7 +104,7 @@ def _users(out: Path) -> tuple[dict[str, list[str]], UserError | None]:
 
 
 def _used_by(folder: Path) -> set[str]:
-    """The artifacts of the run in a folder; none where there is no run. Raises UserError E803, E801, PermissionError."""
+    """The artifacts of the run in a folder; none where no run has been. Raises UserError E803, E801, PermissionError."""
     attempt, path = last_attempt(folder), folder / LOCK_FILE
     finished = {stage["artifact"] for stage in read_lock(path)["stages"]} if path.is_file() else set()
     return finished | ({stage.artifact for stage in attempt.stages} if attempt else set())

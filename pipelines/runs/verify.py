@@ -191,9 +191,11 @@ class Verification:
 
     def _data(self) -> None:
         for path, sha256 in self.run.lock["data"].items():
-            if not Path(path).is_file() or sha256_of(Path(path)) != sha256:
-                fault = "has changed since the run" if Path(path).is_file() else "is gone"
-                raise UserError("E201", f"the data file {fault}", "Restore the file that the run used", path)
+            if not Path(path).is_file():
+                fix = "Restore it, or run the pipeline again where its data are now: what is finished is kept"
+                raise UserError("E201", "the data file is gone", fix, path)
+            if sha256_of(Path(path)) != sha256:
+                raise UserError("E201", "the data file has changed since the run", "Restore the file that the run used", path)
         if self.base is not None:
             self.data = load_data(self._inputs(0))
 

@@ -25,7 +25,7 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from compressor.errors import UserError
-from compressor.locking import open_lock
+from compressor.locking import open_lock, take_lock
 from serving.repository_safety import named_files
 
 if TYPE_CHECKING:
@@ -295,13 +295,15 @@ class Target:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Context of one deployment at a time, on one machine. Raises UserError E756 while another is at work."""
+        """Context of one deployment at a time, on one machine. Raises UserError E756 while another is at work, E801 where the
+        file system has no locks."""
         if not self.local:
             yield
             return
-        with os.fdopen(open_lock(Path(self.path(LOCK)))) as lock:
+        path = Path(self.path(LOCK))
+        with os.fdopen(open_lock(path)) as lock:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                take_lock(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB, path)
             except BlockingIOError as error:
                 raise UserError("E756", "another deployment is at work here", "Wait until it has ended", self.root) from error
             self._clear()

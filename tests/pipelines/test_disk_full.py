@@ -1,11 +1,14 @@
 """A full disk is E804 and a missing permission E801, from wherever they come; the same command then ends in equal bytes."""
 
 import errno
+import fcntl
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import textwrap
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest

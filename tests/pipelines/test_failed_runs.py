@@ -13,10 +13,10 @@ from compressor.errors import CheckError, UserError
 from compressor.run_store import LOCK_FILE
 from pipelines.engine.attempt import last_attempt
 from pipelines.engine.runner import run_pipeline
-from pipelines.engine.store import Locked, Store, shared_lock
+from pipelines.engine.store import Locked, Store, lock, served_lock, shared_lock
 from pipelines.file.config import load_pipeline
 from pipelines.runs.finished import FinishedRun, open_run
-from pipelines.runs.served import find_repository, repository_in_use
+from pipelines.runs.served import find_repository, kept_while_served, repository_in_use
 from pipelines.runs.verify import require_quality, verify
 from pipelines.sweeps.sweep import sweep
 from pipelines.sweeps.sweep_preview import preview
@@ -281,6 +281,9 @@ def test_a_run_is_not_verified_with_another_base_or_other_data(project, out):
     with (project.parent / "train.tsv").open("a") as file:
         file.write("a fine film\tyes\n")
     assert faults() - told == {("base", "E306"), ("data", "E201")}
+    (project.parent / "train.tsv").unlink()
+    fault = next(check.fault for check in verify(out / "toy", serve=False) if check.stage == "data")
+    assert fault.endswith("is gone. Restore it, or run the pipeline again where its data are now: what is finished is kept")
 
 
 @pytest.mark.parametrize(("value", "grain", "same"), [(0.864, 0.001, True), (0.87, 0.001, False), (0.87, 0.01, True)])
@@ -355,6 +358,30 @@ def test_what_is_served_or_deployed_is_not_replaced_while_it_is_read(project, ou
         with pytest.raises(Locked):
             replace()
     replace()
+
+
+def test_what_is_served_is_kept_in_its_store_and_may_be_replaced(project, out, monkeypatch):
+    """For as long as it is served, and also where its folder is given in place of the run's."""
+    toys.replace(monkeypatch, "report", produces="repository")
+    run = open_run(go(project, out).folder)
+    row = run.lock["stages"][-1]
+    kept = served_lock(out / ".store", row["artifact"])
+    with kept_while_served(out / ".store" / row["artifact"] / "repository"):
+        run.store.sweep()
+        with pytest.raises(Locked), lock(kept):
+            pass
+        with run.store.making(row["stage"], row["fingerprint"], lambda pid: None) as work:
+            run.store.publish(work, row["stage"], row["fingerprint"], row["kind"], {})
+    assert not kept.exists()
+    kept.touch()  # as a killed server leaves it
+    run.store.sweep()
+    assert not kept.exists()
+    with kept_while_served(project.parent):  # a repository of no store
+        pass
+    # as in a store on a read-only disk
+    monkeypatch.setattr("pipelines.runs.served.served_lock", lambda *_: out / "no_folder" / "file")
+    with kept_while_served(out / ".store" / row["artifact"] / "repository"):
+        pass
 
 
 def test_a_sweep_tells_failed_checks_behind_its_table(project, out, monkeypatch):

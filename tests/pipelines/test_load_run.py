@@ -98,6 +98,16 @@ def test_the_base_of_a_run_is_the_one_that_it_found(made, compress, tmp_path, mo
     assert (named, read(tmp_path / "two.safetensors").base) == ("./model", str(made / "model"))
 
 
+def test_the_delta_of_a_run_names_the_base_as_its_pipeline_does(runs, compress, tmp_path):
+    """Its state may be of an earlier run, whose pipeline had another name for the same base."""
+    lock = runs / "unmerged" / "pipeline.lock.yaml"
+    content = yaml.safe_load(lock.read_text())
+    content["model"]["reference"] = "./renamed"
+    lock.write_text(yaml.safe_dump(content))
+    assert compress("delta", "convert", runs / "unmerged", tmp_path / "delta.safetensors")[0] == 0
+    assert read(tmp_path / "delta.safetensors").base == "./renamed"
+
+
 def test_a_run_in_a_subfolder_finds_the_store_of_all(runs):
     """As the runs of a sweep lie."""
     (runs / "sweep").mkdir()

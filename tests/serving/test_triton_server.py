@@ -1,5 +1,6 @@
 """The embedded server: starts, stops without a trace, and says why it cannot start."""
 
+import errno
 import fcntl
 import os
 import signal
@@ -253,6 +254,23 @@ def test_a_library_or_program_in_a_repository_is_not_loaded(tmp_path, classifier
     with pytest.raises(UserError, match=rf"E724 .*reviews/{name}: Triton would load or run this file"):
         EmbeddedServer(tmp_path / "repository", log_path=tmp_path / "log").start()
     assert not launched
+
+
+@pytest.mark.usefixtures("triton", "launched")
+def test_logs_may_lie_where_there_are_no_locks(tmp_path, classifier, monkeypatch):
+    """A log is only marked as in use, and a run may lie on a share of NFS 3."""
+    flock = fcntl.flock
+
+    def refused(handle, operation):
+        if os.readlink(f"/proc/self/fd/{handle if isinstance(handle, int) else handle.fileno()}").startswith(str(tmp_path)):
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+        flock(handle, operation)
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    monkeypatch.setattr(TritonProcess, "wait_until_ready", lambda triton, seconds: None)
+    write_repository(tmp_path / "repository", "reviews", classifier)
+    with QuickServer(tmp_path / "repository", log_path=tmp_path / "log") as embedded:
+        assert embedded.triton.log_path.is_file()
 
 
 @pytest.mark.usefixtures("triton")

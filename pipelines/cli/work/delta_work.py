@@ -141,10 +141,10 @@ def convert(src: Path, dst: Path, base: str | None, form: str, labels: str | Non
     recorded = place = None
     trained_as = kind
     if is_run(src):
-        src, found, trained_as = last_state(src)
+        src, found, named, trained_as = last_state(src)
         if base is None and found is not None:
             base = place = found
-            recorded = read_description(src)["base"]["reference"]
+            recorded = named or read_description(src)["base"]["reference"]
     with _quiet():
         model, has_head = _open(src, base, labels, kind)
     # before the base is asked for: a model that was fully tuned has none any more

@@ -185,7 +185,7 @@ def require_memory(fault: CompressError) -> None:
     """Raises the fault of a file if it is E908: memory that is used up says nothing about the file, and the stage must end
     without a result, which later runs would take up."""
     if fault.code == "E908":
-        raise fault
+        raise UserError("E908", fault.what, f"{fault.fix}, or leave a precision or runtime out of export", fault.where)
 
 
 def left_out(error: CompressError) -> dict[str, str]:
