@@ -79,7 +79,9 @@ def server_notes(levels: list[Record]) -> list[str]:
     for level in levels:
         answered = level["server"]["requests"]
         if answered is None:
-            told = "the server or its model ended meanwhile, or was started again: what it says of itself is left out"
+            told = (
+                "the server or its model ended, was started again, or did not tell in time: what it says of itself is left out"
+            )
             lines.append(f"{level['load']}: {told}")
             continue
         others = answered - level["requests"]

@@ -18,6 +18,8 @@ import pytest
 from triton_parts import FACTS, KNOBS, QuickServer, write_tagger
 from tritonclient.utils import InferenceServerException
 
+from pipelines.engine.store import Locked, lock, served_lock
+
 pytest.importorskip("fastapi")
 httpx = pytest.importorskip("httpx")
 
@@ -417,7 +419,7 @@ def stopped(tmp_path, monkeypatch):
 
     @contextlib.contextmanager
     def served(_run, empty):
-        yield SimpleNamespace(outdated=None, repository=tmp_path, logs=tmp_path)
+        yield SimpleNamespace(outdated=None, repository=tmp_path / "deploy-0" / "repository", logs=tmp_path)
 
     def first_signal(*_):
         raise KeyboardInterrupt
@@ -448,6 +450,21 @@ def test_a_second_signal_is_not_lost_while_the_front_ends(stopped):
     with pytest.raises(KeyboardInterrupt):
         stopped(1.0, second_signal, refuse=lambda: done.append("refused"), stop=done.append)
     assert done == ["refused", 0], "what still runs is killed at once"
+
+
+def test_what_is_served_is_kept_to_the_end(stopped, tmp_path):
+    """Triton goes on reading the repository after its start, which is over here."""
+    (tmp_path / "deploy-0" / "repository").mkdir(parents=True)
+    (tmp_path / "deploy-0" / "artifact.json").touch()
+    held = []
+
+    def look(*_):
+        with contextlib.suppress(Locked), lock(served_lock(tmp_path, "deploy-0")):
+            return
+        held.append(True)
+
+    stopped(1.0, look, refuse=look, drained=lambda seconds: True, stop=look)
+    assert len(held) == 4 and not served_lock(tmp_path, "deploy-0").exists()
 
 
 @pytest.mark.parametrize(("takes", "told"), [(3, (3, 5)), (2, (3, 6)), (9, (3, 5))])

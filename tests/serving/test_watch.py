@@ -234,15 +234,32 @@ def test_sigterm_answers_what_is_in_flight_and_refuses_the_rest(slow, tmp_path):
     assert not list(tmp_path.glob("compress-triton-*"))
 
 
+def reader_gone(kind):
+    """The handle of a pipe, or of a terminal, whose other end is closed."""
+    other, writer = os.pipe() if kind == "pipe" else os.openpty()
+    os.close(other)
+    return writer
+
+
+@pytest.mark.parametrize("kind", ["pipe", "terminal"])
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
-def test_a_line_that_nobody_reads_is_no_error(monkeypatch, stream):
+def test_a_line_that_nobody_reads_is_no_error(monkeypatch, stream, kind):
     """Neither at once, nor when the stream is closed at the end."""
-    reader, writer = os.pipe()
-    os.close(reader)
-    with os.fdopen(writer, "w") as broken:
+    with os.fdopen(reader_gone(kind), "w") as broken:
         monkeypatch.setattr(sys, stream, broken)
         for _ in range(2):
             _tell("answering the requests in flight", err=stream == "stderr")
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_line_on_a_full_disk_is_left_out_and_later_ones_come(monkeypatch, tmp_path, stream):
+    with open("/dev/full", "w") as log, open(tmp_path / "log", "w") as space:
+        monkeypatch.setattr(sys, stream, log)
+        _tell("Triton ended; starting again", err=stream == "stderr")
+        assert os.path.samestat(os.fstat(log.fileno()), os.stat("/dev/full")), "what it is written to stays"
+        os.dup2(space.fileno(), log.fileno())
+        _tell("serving again", err=stream == "stderr")
+    assert (tmp_path / "log").read_text() == "serving again\n"
 
 
 @pytest.mark.slow

@@ -32,6 +32,8 @@ from serving.loadtest.plan import require_answers, run_levels, wishes
 from serving.loadtest.request_pools import Endpoint
 from serving.server import EmbeddedServer
 
+LEAST_SECONDS = 5.0
+"""What a server has at least for its config and statistics: a limit for answers may be as short as people need them."""
 OF_LEVELS = ("concurrency", "rate", "deadline", "seconds", "warmup", "requests", "timeout", "ca", "token")
 """Options of a test's levels and of the server that is asked."""
 
@@ -73,19 +75,19 @@ def loadtest(target: str, model: str, **options: Any) -> None:
 
 @contextlib.contextmanager
 def server_of(target: str, options: dict[str, Any]) -> Iterator[Served]:
-    """The server at a URL, or one that is started on the models of a run, where `target` is a run's folder. It has
-    `timeout` seconds for what it is asked, as for an answer: one that hangs would hold up every level."""
-    run, protocol = options["run"], options["protocol"]
+    """The server at a URL, or one that is started on the models of a run, where `target` is a run's folder. For what it is
+    asked itself it has `timeout` seconds, as for an answer, or LEAST_SECONDS: one that hangs would hold up every level."""
+    run, protocol, seconds = options["run"], options["protocol"], max(options["timeout"], LEAST_SECONDS)
     if not Path(target).is_dir():
         url = f"{protocol}://{target}" if protocol and "//" not in target else target
-        with Client(url, ca=options["ca"], token=options["token"], seconds=options["timeout"]) as client:
+        with Client(url, ca=options["ca"], token=options["token"], seconds=seconds) as client:
             yield Served(client, client.address, run)
         return
     with contextlib.ExitStack() as opened:
         found = opened.enter_context(repository_in_use(Path(target)))
         note(found.outdated)
         server = opened.enter_context(EmbeddedServer(found.repository, log_path=found.logs / "loadtest.log"))
-        client = opened.enter_context(Client(server.url, seconds=options["timeout"]))
+        client = opened.enter_context(Client(server.url, seconds=seconds))
         protocol = protocol or client.address.protocol
         yield Served(client, replace(client.address, protocol=protocol, port=server.ports[protocol]), run or found.run)
 

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from compressor.errors import UserError
 from pipelines.cli.shown import note, say
-from pipelines.runs.served import Served, repository_in_use
+from pipelines.engine.disk import FULL
+from pipelines.runs.served import Served, kept_while_served, repository_in_use
 from serving.clients.by_choice import KIND as CHOICES
 from serving.front.__main__ import keys_in
 from serving.front.front_process import END_SECONDS, FrontProcess, require_packages
@@ -50,7 +51,7 @@ def serve(
         served = starting.enter_context(repository_in_use(run, empty=model_control))
         note(served.outdated)
         embedded = EmbeddedServer(served.repository, log_path=new_log(served.logs), **options)
-        with _stopped(embedded) as server, contextlib.ExitStack() as fronted:
+        with kept_while_served(served.repository), _stopped(embedded) as server, contextlib.ExitStack() as fronted:
             with contextlib.suppress(KeyboardInterrupt):
                 server.start()
                 starting.close()  # the models are in memory, and --force elsewhere cannot wait for as long as this serves
@@ -68,12 +69,18 @@ def serve(
 
 
 def _tell(line: str, err: bool = False) -> None:
-    """Print a line of a server: where its reader has gone, such as `head` in a pipe, it serves on, and nothing is shown."""
+    """Print a line of a server, which serves on where that fails: where its reader has gone, such as `head` in a pipe, or a
+    terminal that is closed, nothing more is shown; where a disk is full, later lines are, once there is space."""
     try:
         say(line, err)
-    except BrokenPipeError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, (sys.stderr if err else sys.stdout).fileno())  # what a stream has kept is written at the end, too
+    except OSError as error:
+        stream = sys.stderr if err else sys.stdout
+        place, nowhere = os.dup(stream.fileno()), os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        stream.flush()  # a stream keeps what it could not write, and would fail by that at its end
+        if error.errno in FULL:
+            os.dup2(place, stream.fileno())
+        os.close(place)
         os.close(nowhere)
 
 

@@ -253,7 +253,7 @@ def test_a_server_that_is_being_started_again_costs_no_level():
     load = Load(warmup=0, seconds=1)
     levels = run_levels(PlayedFleet(), target, [Wish(concurrency=count) for count in (1, 2, 4, 8, 16)], load, None, [])
     assert [level["server"]["requests"] for level in levels] == [4, None, None, None, 2] and not looks
-    told = "the server or its model ended meanwhile, or was started again: what it says of itself is left out"
+    told = "the server or its model ended, was started again, or did not tell in time: what it says of itself is left out"
     assert f"4 clients: {told}" in server_notes(levels)
     assert level_rows(levels)[1][-4:-1] == ["-"] * 3 and [level["requests"] for level in levels] == [1] * 5
     looks[:] = [starting]

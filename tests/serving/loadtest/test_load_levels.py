@@ -140,14 +140,46 @@ def test_rows_must_come_from_somewhere(server):
         traffic_of(client, "reviews")
 
 
-def test_a_server_that_hangs_is_not_waited_for_longer_than_for_an_answer():
+def test_a_server_that_hangs_is_not_waited_for_longer_than_for_an_answer(monkeypatch):
     """Each level asks for statistics twice."""
+    monkeypatch.setattr("pipelines.cli.work.loadtest_work.LEAST_SECONDS", 0.2)
     options = {"run": None, "protocol": "http", "ca": None, "token": None, "timeout": 0.2}
     hangs = socket.create_server(("127.0.0.1", 0))  # connections wait in its backlog
     with hangs, server_of(f"127.0.0.1:{hangs.getsockname()[1]}", options) as served:
         start = time.monotonic()
         assert Target(Endpoint(served.address, "m"), served.client).statistics_if_any() == {}
         assert time.monotonic() - start < 5  # not for 60 s, and 10 more to see whether it lives
+
+
+def test_a_short_timeout_of_requests_is_not_that_of_the_server():
+    """A limit for answers may be as short as people need them; config and statistics of a busy server take longer."""
+    stats = {
+        "name": "m",
+        "version": "1",
+        "inference_count": 7,
+        "execution_count": 7,
+        "inference_stats": {"success": {"count": 7}},
+    }
+
+    class Busy(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            time.sleep(0.3)
+            body = json.dumps({"name": "m", "model_stats": [stats]}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    options = {"run": None, "protocol": "http", "ca": None, "token": None, "timeout": 0.1}
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Busy) as busy:
+        threading.Thread(target=busy.serve_forever, daemon=True).start()
+        with server_of(f"127.0.0.1:{busy.server_port}", options) as served:
+            assert served.client.config("m")["name"] == "m"
+            assert Target(Endpoint(served.address, "m"), served.client).statistics_if_any()["success_count"] == 7
+        busy.shutdown()
 
 
 def test_a_server_without_statistics_is_said_so():
