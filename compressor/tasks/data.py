@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -131,18 +132,25 @@ class MetricInputs:
 @dataclass(frozen=True)
 class Data:
     """Both splits, the label names in the order of the model's outputs, the id that pads input_ids, and the vocabulary's size
-    if its tokens are the outputs, which then have no names."""
+    if its tokens are the outputs, which then have no names. `training` are the rows of `train`, or what tokenizes them."""
 
-    train: TokenRows
+    training: TokenRows | Callable[[], TokenRows]
     validation: TokenRows
     label_names: list[str]
     pad_id: int
     vocabulary: int = 0
 
     @property
+    def train(self) -> TokenRows:
+        """The training rows, tokenized at first use: most stages behind a training need none."""
+        if callable(self.training):  # it holds the texts, and makes room for the tokens
+            object.__setattr__(self, "training", self.training())
+        return self.training
+
+    @property
     def kind(self) -> TaskKind:
         """The kind of task."""
-        return self.train.kind
+        return (self.validation if callable(self.training) else self.training).kind
 
     @property
     def traced(self) -> dict[str, np.ndarray]:
@@ -172,19 +180,21 @@ class Data:
         return self.validation.spread(min(len(self.validation) if most is None else most, fitting))
 
 
-def read_data(folder: Path, config: TaskConfig) -> Data:
-    """The files of a task as tokens of the model in `folder`. Raises UserErrors E2xx."""
+def read_data(folder: Path, config: TaskConfig, *, later: bool = False) -> Data:
+    """The files of a task as tokens of the model in `folder`; `later`: those of the training rows at their first use. Raises
+    UserErrors E2xx."""
     kind, model = kind_of(config.kind), config_of(folder)
     tokenizer = task_tokenizer(folder, kind)
     if kind.generates:
         check_end(tokenizer, model, folder)
     task = read_task(config)
-    splits = ((task.train, config.train), (task.validation, config.validation))
-    train, validation = _all_tokenized(tokenizer, folder, splits, config, kind_for(config, task.label_names))
+    kind, splits = kind_for(config, task.label_names), ((task.train, config.train), (task.validation, config.validation))
+    *train, validation = _all_tokenized(tokenizer, folder, splits[later:], config, kind)
+    training = partial(tokenized, folder, task.train, config, config.train, kind) if later else train[0]
     pad_id = padding_id(model, folder)
     if config.decode is not None:
         validation = _with_items(validation, task.validation, config, config.validation, model)
-    return Data(train, validation, task.label_names, pad_id, 0 if task.label_names else model.vocab_size)
+    return Data(training, validation, task.label_names, pad_id, 0 if task.label_names else model.vocab_size)
 
 
 def _with_items(rows: TokenRows, split: Split, config: TaskConfig, path: Path, model: PretrainedConfig) -> TokenRows:
@@ -209,9 +219,10 @@ def read_test_rows(folder: Path, config: TaskConfig, names: list[str]) -> dict[s
     return dict(zip(tests, rows, strict=True))
 
 
-def tokenized(folder: Path, split: Split, config: TaskConfig, path: Path) -> TokenRows:
-    """The rows of a file as tokens of the model in `folder`. Raises UserErrors E212, E213."""
-    kind = kind_of(config.kind)
+def tokenized(folder: Path, split: Split, config: TaskConfig, path: Path, kind: TaskKind | None = None) -> TokenRows:
+    """The rows of a file as tokens of the model in `folder`, of a `kind` if that is not the task's as it is without a chosen
+    metric. Raises UserErrors E212, E213."""
+    kind = kind or kind_of(config.kind)
     return _all_tokenized(task_tokenizer(folder, kind), folder, [(split, path)], config, kind)[0]
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,11 @@ Forward = Callable[[Encoding], np.ndarray]
 """Forward pass of any model: padded int64 arrays (batch, length) -> float logits (batch, classes), or (batch, length, classes)
 if it predicts at every token."""
 
+PART = 2**20
+"""Characters of the texts that are tokenized at once, but for the last row of them."""
+LEAST_OF_A_ROW = 32
+"""Characters that a row counts as beside those of its texts: an empty one has special tokens, too."""
+
 
 def is_grouped(row: dict[str, list]) -> bool:
     """Whether a row of a task is several rows of the model."""
@@ -48,10 +54,35 @@ def length_of(row: dict[str, list]) -> int:
 
 
 def tokenize(tokenizer, split: Split, task: TaskConfig) -> list[dict[str, list[int]]]:
-    """One dict of unpadded token lists per row, truncated to `task.max_length`, with the keys that the tokenizer returns."""
-    columns = [list(column) for column in zip(*split.texts, strict=True)]
-    encoded = tokenizer(*columns, truncation=True, max_length=task.max_length, padding=False)
-    return [{key: encoded[key][row] for key in encoded} for row in range(len(split))]
+    """One dict of unpadded token lists per row, truncated to `task.max_length`, with the keys that the tokenizer returns.
+
+    Rows share their masks and segments where these are equal: the lists are only read.
+    """
+    rows, known = [], {}
+    for part in in_parts(tokenizer, list(zip(*split.texts, strict=True)), truncation=True, max_length=task.max_length):
+        rows += shared_rows(part, known)
+    return rows
+
+
+def in_parts(tokenizer: Callable, columns: Sequence[Sequence[str]], **options) -> Iterator[Mapping[str, list]]:
+    """What a tokenizer returns for `columns` of texts, without padding, for a part of the rows at a time, in order: beside the
+    tokens it holds each one's place and word, forty times the memory of the text."""
+    sizes = np.cumsum([LEAST_OF_A_ROW + sum(map(len, texts)) for texts in zip(*columns, strict=True)])
+    ends = np.flatnonzero(np.diff(sizes // PART, append=-1)) + 1
+    for start, end in pairwise([0, *ends.tolist()]):
+        yield tokenizer(*(list(column[start:end]) for column in columns), padding=False, **options)
+
+
+def shared_rows(part: Mapping[str, list], known: dict) -> list[dict[str, list[int]]]:
+    """The rows of what a tokenizer returns, with the number of a token and the list of all else that is `known` from rows
+    before where it is equal."""
+    return [
+        {
+            key: [*map(known.setdefault, values, values)] if key == "input_ids" else known.setdefault(tuple(values), values)
+            for key, values in zip(part, lists, strict=True)
+        }
+        for lists in zip(*part.values(), strict=True)
+    ]
 
 
 def sequences_of(split: Split) -> int:
@@ -71,15 +102,18 @@ def tokens_of(tokenizer, split: Split, with_labels: bool) -> list[int]:
     ]
     if with_labels:
         columns = [[f"{prompt} {target}" for prompt, target in zip(columns[0], split.labels, strict=True)]]
-    return [len(ids) for ids in tokenizer(*columns, truncation=False, padding=False, verbose=False)["input_ids"]]
+    parts = in_parts(tokenizer, columns, truncation=False, verbose=False)
+    return [len(ids) for part in parts for ids in part["input_ids"]]
 
 
 def targets_of(tokenizer, split: Split) -> list[list[int]]:
     """Tokens of the targets that a decoder behind an encoder writes, without the end token."""
     end = tokenizer.eos_token_id
-    tokens = tokenizer(text_target=list(split.labels), truncation=False, padding=False, verbose=False)["input_ids"]
+    parts = in_parts(
+        lambda texts, **options: tokenizer(text_target=texts, **options), [split.labels], truncation=False, verbose=False
+    )
     # some tokenizers append it
-    return [ids[:-1] if ids[-1:] == [end] else ids for ids in tokens]
+    return [ids[:-1] if ids[-1:] == [end] else ids for part in parts for ids in part["input_ids"]]
 
 
 def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[dict[str, list[int]]], np.ndarray]:

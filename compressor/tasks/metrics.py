@@ -11,45 +11,54 @@ import numpy as np
 RESAMPLES = 2000
 
 
-def accuracy(logits: np.ndarray, labels: np.ndarray) -> float:
-    """Share of rows whose largest logit is at the label. `logits` (rows, classes), `labels` (rows,)."""
-    return float((logits.argmax(axis=1) == labels).mean())
+def _classes(outputs: np.ndarray) -> np.ndarray:
+    """The predicted classes (rows,): those of the largest logits (rows, classes), or already given as such."""
+    return outputs.argmax(axis=1) if outputs.ndim > 1 else outputs
 
 
-def matthews(logits: np.ndarray, labels: np.ndarray) -> float:
+def accuracy(outputs: np.ndarray, labels: np.ndarray) -> float:
+    """Share of rows whose predicted class is the label. `outputs` are logits (rows, classes) or the predicted classes (rows,),
+    here and in all metrics of classes; `labels` (rows,)."""
+    return float((_classes(outputs) == labels).mean())
+
+
+def matthews(outputs: np.ndarray, labels: np.ndarray) -> float:
     """Matthews correlation of predictions and labels in [-1, 1], for any number of classes (Gorodkin 2004); 0 where one of them
     is constant. CoLA's metric: always predicting the larger class scores 0.
     """
-    classes = logits.shape[1]
-    confusion = np.bincount(classes * labels + logits.argmax(axis=1), minlength=classes**2).reshape(classes, classes) * 1.0
+    given = _classes(outputs)
+    classes = 1 + max(given.max(), labels.max())
+    confusion = np.bincount(classes * labels + given, minlength=classes**2).reshape(classes, classes) * 1.0
     true, predicted, rows = confusion.sum(axis=1), confusion.sum(axis=0), confusion.sum()
     covariance = np.trace(confusion) * rows - true @ predicted
     spread = (rows**2 - true @ true) * (rows**2 - predicted @ predicted)
     return float(covariance / np.sqrt(spread)) if spread else 0.0
 
 
-def _f1_by_class(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """F1 of every class, 2 right / (predicted + true), 0 where nothing is right; and whether it occurs at all."""
-    classes, predicted = logits.shape[1], logits.argmax(axis=1)
+def _f1_by_class(outputs: np.ndarray, labels: np.ndarray, last: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """F1 of every class up to the last that occurs, or to `last`: 2 right / (predicted + true), 0 where nothing is right; and
+    whether it occurs at all."""
+    predicted = _classes(outputs)
+    classes = 1 + max(predicted.max(), labels.max(), last)
     right = np.bincount(labels[predicted == labels], minlength=classes)
     either = np.bincount(predicted, minlength=classes) + np.bincount(labels, minlength=classes)
     return 2 * right / np.maximum(either, 1), either > 0
 
 
-def f1(logits: np.ndarray, labels: np.ndarray, positive: int = 1) -> float:
+def f1(outputs: np.ndarray, labels: np.ndarray, positive: int = 1) -> float:
     """F1 of the class `positive`, by default the second of two; 0 where it is neither predicted nor true (scikit-learn's)."""
-    return float(_f1_by_class(logits, labels)[0][positive])
+    return float(_f1_by_class(outputs, labels, positive)[0][positive])
 
 
-def macro_f1(logits: np.ndarray, labels: np.ndarray) -> float:
+def macro_f1(outputs: np.ndarray, labels: np.ndarray) -> float:
     """Mean F1 of the classes that are predicted or true in these rows (scikit-learn's `average="macro"`)."""
-    by_class, occurs = _f1_by_class(logits, labels)
+    by_class, occurs = _f1_by_class(outputs, labels)
     return float(by_class[occurs].mean())
 
 
-def accuracy_and_f1(logits: np.ndarray, labels: np.ndarray, positive: int = 1) -> float:
+def accuracy_and_f1(outputs: np.ndarray, labels: np.ndarray, positive: int = 1) -> float:
     """Mean of accuracy and F1: GLUE's figure for MRPC and QQP."""
-    return (accuracy(logits, labels) + f1(logits, labels, positive)) / 2
+    return (accuracy(outputs, labels) + f1(outputs, labels, positive)) / 2
 
 
 def labels_agree(reference: np.ndarray, candidate: np.ndarray) -> float:
@@ -205,6 +214,9 @@ Resampled = Callable[[np.ndarray, np.ndarray], Measure]
 FEWEST = 6
 """Rows that move a metric from which a difference can be shown: where k rows do, all for the better or all for the worse, the
 sign test has p = 2 / 2^k, which is 0.06 for 5. A bootstrap calls it shown from 4 on, and of one row always."""
+MOST_TRIED = 1000
+"""Of more rows that changed so many are tried, evenly spread: a row takes two values of the metric, as many as a draw of the
+bootstrap, and that of 20,000 would take ten times as long."""
 
 
 def interval(
@@ -220,37 +232,35 @@ def difference_interval(
     candidate: np.ndarray,
     reference: np.ndarray,
     labels: np.ndarray,
-    changed: np.ndarray | None = None,
     **options: Any,
 ) -> tuple[float, float]:
     """95 % paired bootstrap interval of metric(candidate) - metric(reference); options of `paired_changes`. It holds 0 where
-    `few_rows_move` it; `changed` as there."""
+    `few_rows_move` it."""
     low, high = _middle(paired_changes(metric, candidate, reference, labels, **options))
-    if low <= 0 <= high or not few_rows_move(metric, candidate, reference, labels, changed):
+    if low <= 0 <= high or not few_rows_move(metric, candidate, reference, labels):
         return low, high
     return min(low, 0.0), max(high, 0.0)
 
 
-def few_rows_move(
-    metric: Measure, candidate: np.ndarray, reference: np.ndarray, labels: np.ndarray, changed: np.ndarray | None = None
-) -> bool:
+def few_rows_move(metric: Measure, candidate: np.ndarray, reference: np.ndarray, labels: np.ndarray) -> bool:
     """Whether fewer than FEWEST rows move a metric: too few to tell two models apart.
 
     A row does if it changes the value of one of the two models to have the other's outputs for it. One that turns from a wrong
-    class to another does not move the accuracy. Only rows that `changed` (rows, ...) may, by default where the arrays differ;
-    they are tried one by one until there are enough.
+    class to another does not move the accuracy. Those where the arrays differ are tried one by one until there are enough: all,
+    or MOST_TRIED of them, and where fewer than FEWEST of so many move it, nothing is shown, either.
     """
-    others = candidate != reference if changed is None else changed
-    rows = np.flatnonzero(others.reshape(len(labels), -1).any(axis=1))
+    rows = np.flatnonzero((candidate != reference).reshape(len(labels), -1).any(axis=1))
     if len(rows) < FEWEST:
         return True
+    count = min(len(rows), MOST_TRIED)
+    tried = rows[np.arange(count) * len(rows) // count]
     pairs = ((candidate, reference), (reference, candidate))
     sides = [(own.copy(), other, metric(own, labels)) for own, other in pairs]
 
     def moves(row: int) -> bool:
         return any(_with_row(metric, own, other, labels, row) != value for own, other, value in sides)
 
-    return len(list(islice(filter(moves, rows), FEWEST))) < FEWEST
+    return len(list(islice(filter(moves, tried), FEWEST))) < FEWEST
 
 
 def _with_row(metric: Measure, own: np.ndarray, other: np.ndarray, labels: np.ndarray, row: int) -> float:

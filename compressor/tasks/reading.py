@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -116,14 +116,16 @@ def _drawn(train: Split, subset: Subset, names: list[str], path: Path, kind: Tas
 
 
 def _checked_columns(path: Path, task: TaskConfig) -> CheckedRows:
-    """Every row of one file."""
-    kind = kind_of(task.kind)
-    rows = read_rows(path, task.header is not False, skip_broken=task.broken_rows is not None)
-    require_columns(rows, (*task.text_columns, task.label), path)
-    if kind.generates:
-        rows = [(line, single) for line, row in rows for single in _with_each(row, task.label)]
-    checked = [(line, *kind.example(row, task, path, line)) for line, row in rows]
-    require_one_type([(line, name) for line, row in rows for name in kind.classes(row[task.label])], task.label, path)
+    """Every row of one file. Of each only what the task names is held: there may be hundreds of other columns."""
+    kind, checked, classes = kind_of(task.kind), [], []
+    rows = rows_in(path, task.header is not False, skip_broken=task.broken_rows is not None)
+    first = [*islice(rows, 1)]
+    require_columns(first, (*task.text_columns, task.label), path)
+    for line, row in chain(first, rows):
+        for single in _with_each(row, task.label) if kind.generates else [row]:
+            checked.append((line, *kind.example(single, task, path, line)))
+            classes += [(line, name) for name in kind.classes(single[task.label])]
+    require_one_type(classes, task.label, path)
     if not kind.generates:
         require_sentences([texts for _, texts, _ in checked], task, path)
     return checked
@@ -194,8 +196,13 @@ def _is_number(text: Any) -> bool:
 
 
 def read_rows(path: Path, header: bool = True, *, skip_broken: bool = False) -> Rows:
-    """Read every row with the number of its first line (of Parquet, with its own). `header`: whether the first line of .csv
-    and .tsv names the columns; `skip_broken`: whether their rows with another number of fields are left out.
+    """All `rows_in` a file, with all their columns."""
+    return list(rows_in(path, header, skip_broken=skip_broken))
+
+
+def rows_in(path: Path, header: bool = True, *, skip_broken: bool = False) -> Iterator[tuple[int, dict[str, object]]]:
+    """Every row with the number of its first line (of Parquet, with its own). `header`: whether the first line of .csv and
+    .tsv names the columns; `skip_broken`: whether their rows with another number of fields are left out.
 
     Raises UserError E201, E202, E203, E210, E215, E216, E234, E236, E907.
     """
@@ -211,7 +218,7 @@ def read_rows(path: Path, header: bool = True, *, skip_broken: bool = False) -> 
     else:
         text = data_text(path)
         rows = texts[suffix](text, path)
-    return list(_bounded(rows, path))
+    return _bounded(rows, path)
 
 
 def skipped_lines(path: Path, task: TaskConfig) -> list[int]:

@@ -43,7 +43,8 @@ class Metric:
     row, if a trained model cannot have the same value. `of_class`: it judges one of two classes, whose index `value` takes as
     `positive`. `grain` is the kind's, for this metric. `of_texts`: `value` takes the figures of generated texts
     (`TextMetric.statistics`), so it is measured only where texts are generated. `resampled`: what draws of rows are measured by
-    for intervals, if `value` is biased there (`metrics.Resampled`).
+    for intervals, if `value` is biased there (`metrics.Resampled`). `by_degree`: it depends on how far outputs are off, as a
+    correlation or a likelihood does, and not on which are right alone.
     """
 
     key: str
@@ -59,6 +60,7 @@ class Metric:
     scale: float = 100.0
     of_texts: bool = False
     resampled: Resampled | None = None
+    by_degree: bool = False
 
     @property
     def times(self) -> str:
@@ -142,7 +144,8 @@ class TaskKind:
     - `with_texts`: (the kind, tokenizer, split) -> the kind for the rows of this file, where its metrics compare texts;
     - `metric_inputs`: (outputs (predictions, outputs), labels (rows, ...)) -> two arrays (rows, ...) for the metrics, so
       that rows can be resampled; its result for a row does not depend on the others;
-    - `decided`: the first of these arrays -> what its metrics read of it: where that is equal, a row counts the same.
+    - `decided`: the first of these arrays -> what its metrics read of it, and take in its place: where that is equal, a row
+      counts the same.
     """
 
     name: str
@@ -253,7 +256,7 @@ class TaskKind:
         values = {metric.key: metric.value(predicted, labels) for metric in measured}
         return {
             main.key: values.pop(main.key),
-            "interval": list(interval(main.value, predicted, labels, resampled=main.resampled)),
+            "interval": list(interval(main.value, self.decided(predicted), labels, resampled=main.resampled)),
             **values,
             "rows": len(labels),
         }
@@ -265,9 +268,8 @@ class TaskKind:
     def change(self, candidate: np.ndarray, reference: np.ndarray, labels: np.ndarray, **options: int) -> tuple[float, float]:
         """95 % paired bootstrap interval over rows of the change of `output_metric` between the `metric_inputs` of two models;
         options of `difference_interval`."""
-        changed, main = self.decided(candidate) != self.decided(reference), self.output_metric
-        arrays = (candidate, reference, labels, changed)
-        return difference_interval(main.value, *arrays, resampled=main.resampled, **options)
+        main, sides = self.output_metric, map(self.decided, (candidate, reference))
+        return difference_interval(main.value, *sides, labels, resampled=main.resampled, **options)
 
 
 def one_label(read: Callable[[object], Any], valid: str, fix: str) -> Callable[..., Example]:

@@ -82,7 +82,7 @@ def run_rows(config: Mapping[str, Any], run: Path) -> list[Row]:
         rows = drawn(read_task(task).validation.texts)
         pairs = ([(first, other) for other in others] or [(first,)] for first, *others in rows)
         return text_rows(config, [tuple(map(joined, row)) for row in chain(*pairs)])
-    return token_rows(config, model_rows(drawn(read_data(find_folder(finished.model), task).validation.tokens)))
+    return token_rows(config, model_rows(drawn(read_data(find_folder(finished.model), task, later=True).validation.tokens)))
 
 
 def tokens_of(

@@ -42,7 +42,7 @@ def conclusions(evidence: Record) -> list[str]:
 
 
 def _at_random_times(arrivals: list[Record], limit: float) -> str:
-    """The rate that keeps the limit; how many requests did, where they are too few to show that 99 % of all do."""
+    """The rate that keeps the limit; how many requests did, where these do not show that 99 % of all do."""
     rate = within_limit(arrivals)
     row = next((row for row in arrivals if row["rate"] == rate), arrivals[0])
     requests, in_time = row["requests"], round(row["in_time"] * row["requests"])
@@ -50,7 +50,9 @@ def _at_random_times(arrivals: list[Record], limit: float) -> str:
     if rate is None:
         late = f"{requests - in_time} of {requests}" if few else "more than 1 % of them"
         return f"over {limit:g} ms for {late} even at {significant(row['rate'])} a second"
-    kept = f"{'all' if in_time == requests else in_time} of {requests} were" if few else "99 % are"
+    kept = "99 % are"
+    if few or in_time < requests:
+        kept = f"{'all' if in_time == requests else in_time} of {requests} were"
     return f"up to {significant(rate)} a second, {kept} answered within {limit:g} ms"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from compressor.tasks.decoding.text_metrics import TEXT_METRICS
 from compressor.tasks.decoding.text_quality import change, read_statistics
 from pipelines.engine.stage import TEXTS, Artifact, Inputs
-from pipelines.reporting.format import digits_of, signed, verdict
+from pipelines.reporting.format import digits_of, interval, signed, verdict
 from pipelines.reporting.report_table import Column, ReportTable, made, text
 from pipelines.stages.generated_texts import value_in_words
 
@@ -60,7 +60,7 @@ def score_table(record: Record) -> ReportTable:
         Column("stage", "l", text("stage")),
         Column("metric", "l", lambda row: TEXT_METRICS[row["metric"]].name),
         Column("value", "r", lambda row: value_in_words(row["metric"], row["value"])),
-        Column("95 % interval", "r", lambda row: " to ".join(value_in_words(row["metric"], edge) for edge in row["interval"])),
+        Column("95 % interval", "r", lambda row: interval(*row["interval"], TEXT_METRICS[row["metric"]].scale)),
         Column("against dense", "l", changed),
     ]
     settings = record["settings"]

@@ -24,8 +24,8 @@ PARITY_ROWS = 256
 
 
 def load_data(inputs: Inputs) -> Data:
-    """Read and tokenize the files of the task with the base model's tokenizer."""
-    return read_data(inputs.base.folder, inputs.task)
+    """Read and tokenize the files of the task with the base model's tokenizer, the training rows at their first use."""
+    return read_data(inputs.base.folder, inputs.task, later=True)
 
 
 def load_model(artifact: Artifact, base: BaseModelReference, seed: int = 0) -> nn.Module:

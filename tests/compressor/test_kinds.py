@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from compressor.errors import UserError, UserErrors
 from compressor.models.hub import build
-from compressor.tasks import TaskConfig
+from compressor.tasks import TaskConfig, features
 from compressor.tasks.data import read_data, task_tokenizer, tensor_batches, tokenized
 from compressor.tasks.features import length_of, model_rows, predict, tokens_of, torch_forward
 from compressor.tasks.kinds.best_spans import MOST_TOKENS, answer_characters, best_span
@@ -131,6 +131,31 @@ def data_of(kind, tmp_path, folder, rows=24):
     config = WRITERS[kind](tmp_path, rows=rows)
     config |= {key: tmp_path / config[key] for key in ("train", "validation")}
     return read_data(folder, TaskConfig(**config)), TaskConfig(**config)
+
+
+@pytest.mark.parametrize("kind", [*WRITERS])
+def test_texts_that_are_tokenized_in_parts_give_the_same_rows(kind, tmp_path, folder, monkeypatch):
+    if kind == "text2text":
+        folder = write_model(tmp_path / "t5", "t5", auto="AutoModelForSeq2SeqLM")
+    if kind == "generation":
+        folder = write_model(tmp_path / "gpt2", "gpt2", auto="AutoModelForCausalLM")
+    whole, calls = data_of(kind, tmp_path, folder)[0], []
+    tokenizer = type(task_tokenizer(folder, whole.kind))
+    call = tokenizer.__call__
+
+    def counted(self, *columns, text_target=None, **options):
+        given = text_target or columns[0]
+        calls.append(len(given) if isinstance(given, list) else 1)
+        return call(self, *columns, text_target=text_target, **options)
+
+    monkeypatch.setattr(tokenizer, "__call__", counted)
+    monkeypatch.setattr(features, "PART", 400)
+    parts = data_of(kind, tmp_path, folder)[0]
+    for ours, theirs in ((parts.train, whole.train), (parts.validation, whole.validation)):
+        assert ours.tokens == theirs.tokens and np.array_equal(ours.labels, theirs.labels)
+    if kind == "spans":
+        assert parts.validation.kind.metric_inputs == whole.validation.kind.metric_inputs
+    assert len(calls) > 4 and max(calls) < len(whole.validation), "a part at a time"
 
 
 @pytest.mark.parametrize("kind", [*GOOD, "text2text"])

@@ -1,5 +1,7 @@
 """Metrics are those of scikit-learn, scipy and seqeval, and a task chooses one of them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import seqeval.metrics
@@ -11,7 +13,15 @@ from sklearn import metrics as sklearn
 from compressor.errors import UserError
 from compressor.tasks import TaskConfig
 from compressor.tasks.kinds import tokens
-from compressor.tasks.metrics import margin_noise, output_distance
+from compressor.tasks.metrics import (
+    MOST_TRIED,
+    accuracy,
+    difference_interval,
+    few_rows_move,
+    interval,
+    margin_noise,
+    output_distance,
+)
 from compressor.tasks.predictions import IGNORED
 from compressor.tasks.task_kind import kind_for, kind_of
 from export.parity.bounds import BOUNDS, row_of
@@ -89,6 +99,28 @@ def test_the_chosen_metric_is_first_and_has_the_interval():
     assert list(kind().quality(logits, labels)) == ["accuracy", "interval", "matthews", "rows"], "as before there was a choice"
 
 
+@pytest.mark.parametrize(
+    ("name", "metric"),
+    [(name, "accuracy") for name in ("classification", "choices", "marked")]
+    + [("classification", key) for key in ("matthews", "f1", "accuracy_f1", "macro_f1")],
+)
+def test_intervals_are_drawn_over_decisions_with_the_same_bounds(name, metric):
+    """Not over all logits of a row. Few rows: of many draws the last classes are absent."""
+    draw, seen, classes = np.random.default_rng(0), [], 2 if "f1" in metric and metric != "macro_f1" else 5
+    labels, logits = draw.integers(0, classes, 12), draw.normal(size=(12, classes))
+    reference = logits + draw.normal(size=logits.shape)
+    judge = kind_of(name).with_metric(metric, binary=classes == 2)
+    value = judge.metric.value
+    counted = replace(judge.metric, value=lambda outputs, true: seen.append(outputs.shape) or value(outputs, true))
+    watched = replace(judge, metrics=(counted, *judge.metrics[1:]))
+    assert watched.quality(logits, labels)["interval"] == list(interval(value, logits, labels))
+    assert watched.change(logits, reference, labels, resamples=300) == difference_interval(
+        value, logits, reference, labels, resamples=300
+    )
+    assert seen.count(logits.shape) == 1 and set(seen) == {logits.shape, labels.shape}
+    assert value(logits.argmax(axis=1), labels) == value(logits, labels)
+
+
 def test_a_difference_is_not_shown_by_five_rows():
     """All for the worse: by the sign test 2 / 2^5 = 0.06, and 0.03 of six. A bootstrap alone would call one row worse."""
     labels, draw = np.zeros(1000, dtype=int), np.random.default_rng(0)
@@ -123,6 +155,20 @@ def test_a_difference_of_entities_is_not_shown_by_rows_of_which_only_words_are_o
     candidate[100 : 100 + better, 0] += 1
     low, high = tokens.KIND.change(candidate, reference, labels)
     assert (low > 0) == shown and high > better / 300 / 2
+
+
+@pytest.mark.parametrize(("worse", "few"), [(0, True), (5, True), (20, True), (24, False)])
+def test_of_many_rows_that_changed_some_tell_whether_few_move_a_metric(worse, few):
+    """A quarter of 4,000 is tried, which holds a quarter of those that turned wrong; six of these must move it."""
+    count, seen = 4 * MOST_TRIED, []
+    labels, reference, candidate = (np.repeat([first, 0], count) for first in (0, 1, 2))
+    reference[:worse] = 0
+
+    def counted(outputs, true):
+        seen.append(len(true))
+        return accuracy(outputs, true)
+
+    assert few_rows_move(counted, candidate, reference, labels) is few and len(seen) <= 2 + 2 * MOST_TRIED
 
 
 def test_a_positive_class_that_is_a_truth_value_has_the_name_that_labels_have():

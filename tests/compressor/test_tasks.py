@@ -5,6 +5,7 @@ import gzip
 import json
 import os
 import socket
+import weakref
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,22 +16,24 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from transformers import AutoConfig, AutoModel
+from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
 
 from compressor.errors import UserError, UserErrors
 from compressor.models.architectures import row_of
-from compressor.tasks import TaskConfig
-from compressor.tasks.data import Data, TokenRows, tensor_batches
-from compressor.tasks.features import batches, check_ends, pad, predict
+from compressor.tasks import TaskConfig, features, reading
+from compressor.tasks import data as data_file
+from compressor.tasks.data import Data, TokenRows, read_data, tensor_batches
+from compressor.tasks.features import batches, check_ends, pad, predict, targets_of, tokenize, tokens_of
 from compressor.tasks.metrics import accuracy, difference_interval, interval, matthews
 from compressor.tasks.predictions import IGNORED
 from compressor.tasks.reading import read_rows, read_task
 from compressor.tasks.rows import Split
 from compressor.tasks.sources import content as content_file
 from compressor.tasks.task_kind import kind_of
-from pipelines.stages.loading import judge_rows
+from pipelines.stages.loading import judge_rows, load_data
 from pipelines.stages.trainings import quality_on_validation
 from tests.compressor.conftest import tiny
+from tests.tiny import write_model, write_tokenizer
 
 GOOD = "sentence\tlabel\nbad film\tno\ngood film\tyes\n"
 
@@ -270,6 +273,31 @@ def test_whatever_a_file_holds_it_reads_or_is_a_mistake(tmp_path, ending, conten
         assert str(error).startswith("E2")
 
 
+def test_of_a_row_only_what_the_task_names_is_held(tmp_path, monkeypatch):
+    """A file may have hundreds of other columns."""
+    rows, counts = [], []
+
+    class Counted(reading._Defaulted):
+        def __init__(self, row):
+            super().__init__(row)
+            rows.append(weakref.ref(self))
+            counts.append(sum(row() is not None for row in rows))
+
+    monkeypatch.setattr(reading, "_Defaulted", Counted)
+    lines = [json.dumps({"sentence": f"film {row}", "label": "no" if row % 2 else "yes", "other": row}) for row in range(40)]
+    assert len(read_task(task(tmp_path, "\n".join(lines), "\n".join(lines), "jsonl")).train) == 40
+    assert len(counts) == 80 and max(counts) <= 4
+
+
+@pytest.mark.parametrize("faults", [(2, 4), (4, 2)])
+def test_the_first_fault_of_a_file_is_told_whatever_it_is(tmp_path, faults):
+    lines = GOOD.splitlines() * 3
+    for line, fault in zip(faults, ("good film\t ", "good film"), strict=True):
+        lines[line - 1] = fault
+    with pytest.raises(UserError, match=rf"{'E207' if faults[0] == 2 else 'E210'} .*train\.tsv:2: "):
+        read_task(task(tmp_path, "\n".join(lines)))
+
+
 def test_folder_missing_and_ending(tmp_path):
     base = task(tmp_path)
     (tmp_path / "x.xlsx").write_bytes(b"x")
@@ -302,6 +330,63 @@ def test_a_damaged_or_endless_packed_file_is_told(tmp_path, monkeypatch, content
         read_task(task(tmp_path, content, gzip.compress(GOOD.encode()), "tsv.gz"))
     with pytest.raises(UserError, match=r"E202 .*unknown file extension '\.gz'"):
         read_task(task(tmp_path, content, content, "gz"))
+
+
+def test_texts_are_tokenized_in_parts_that_give_the_same_rows(tmp_path, monkeypatch):
+    """For each of its texts the tokenizer holds forty times the memory until the last is done."""
+    write_tokenizer(tmp_path, "t5")
+    tokenizer, calls = PreTrainedTokenizerFast.from_pretrained(tmp_path), []
+    texts = [("the film was good " * number, "a very bad plot") for number in range(7)]
+    split = Split(texts, [second for _, second in texts])
+    encoded = tokenizer(*map(list, zip(*texts, strict=True)), truncation=True, max_length=12)
+    longer = tokenizer(*map(list, zip(*texts, strict=True)))["input_ids"]
+    targets = [ids[:-1] for ids in tokenizer(split.labels)["input_ids"]]
+    whole = type(tokenizer).__call__
+
+    def counted(self, *columns, text_target=None, **options):
+        calls.append(len(text_target or columns[0]))
+        return whole(self, *columns, text_target=text_target, **options)
+
+    monkeypatch.setattr(type(tokenizer), "__call__", counted)
+    monkeypatch.setattr(features, "PART", 200, raising=False)
+    rows = tokenize(tokenizer, split, TaskConfig(train="a.tsv", validation="a.tsv", max_length=12))
+    assert json.dumps(rows) == json.dumps([{key: encoded[key][row] for key in encoded} for row in range(7)])
+    assert max(calls) <= 3 and sum(calls) == 7
+    assert rows[-1]["attention_mask"] is rows[-2]["attention_mask"], "equal ones are held once"
+    assert tokens_of(tokenizer, split, with_labels=False) == [len(ids) for ids in longer]
+    assert targets_of(tokenizer, split) == targets and max(calls) < 7 and sum(calls) == 21
+
+
+def test_training_rows_are_tokenized_only_where_they_are_used(tmp_path, monkeypatch):
+    """A merge, a deployment and a measurement need none of them; a training has those that are checked before a run."""
+    folder, config, read = write_model(tmp_path / "model"), task(tmp_path, GOOD + GOOD.splitlines(keepends=True)[1]), []
+    token_rows = data_file._token_rows
+
+    def counted(tokenizer, folder, split, config, path, kind):
+        read.append(path.stem)
+        return token_rows(tokenizer, folder, split, config, path, kind)
+
+    monkeypatch.setattr(data_file, "_token_rows", counted)
+    data = load_data(SimpleNamespace(base=SimpleNamespace(folder=folder), task=config))
+    assert (data.kind.name, data.batch_size, len(data.compared()), data.traced["input_ids"].shape) == (
+        "classification",
+        32,
+        2,
+        (2, 4),
+    )
+    assert read == ["validation"]
+    whole = read_data(folder, config)
+    assert data.train.tokens == whole.train.tokens and np.array_equal(data.train.labels, whole.train.labels)
+    assert data.train is data.train and read == ["validation", "train", "validation", "train"]
+
+
+def test_the_number_of_a_token_is_held_once_for_all_rows():
+    def numbered(texts, **options):
+        return {"input_ids": [[int(word) for word in text.split()] for text in texts]}
+
+    rows = tokenize(numbered, Split([("1000 2000",), ("2000 1000",)], [0, 0]), TaskConfig(train="a.tsv", validation="a.tsv"))
+    assert [row["input_ids"] for row in rows] == [[1000, 2000], [2000, 1000]]
+    assert len({id(number) for row in rows for number in row["input_ids"]}) == 2
 
 
 def test_predictions_come_back_in_order():

@@ -12,7 +12,17 @@ from compressor.tasks import KINDS
 from compressor.tasks.metrics import paired_changes, spearman
 from compressor.tasks.task_kind import kind_of
 from export.parity.bounds import BOUNDS, row_of
-from export.parity.compare import MORE_ROWS, RESAMPLES, Unlabelled, compare, failure, in_other_batches, require, resolved_loss
+from export.parity.compare import (
+    MORE_ROWS,
+    RESAMPLES,
+    Unlabelled,
+    compare,
+    failure,
+    in_other_batches,
+    loss_of,
+    require,
+    resolved_loss,
+)
 from export.parity.sides import runs
 from export.parity.token_outputs import compare_tokens
 from export.runtimes.sessions import failures
@@ -513,6 +523,25 @@ def test_int8_may_move_numbers_a_little():
     low, high = result.metric_interval
     assert low <= result.metric_candidate - result.metric_reference <= high and low < high
     assert not compare("export", "fp32", NUMBERS, nearly, SCORES, task=REGRESSION).passed
+
+
+@pytest.mark.usefixtures("few_draws")
+@pytest.mark.parametrize("metric", ["spearman", "pearson", "pearson_spearman"])
+@pytest.mark.parametrize("noise", [0.0, 0.005])
+def test_of_a_few_close_numbers_a_loss_is_ruled_out_by_their_draws(noise, metric):
+    """A row moves ranks only where it passes another's. Those of 3 / N of all rows, all lost, are no bound of a correlation."""
+    numbers, scores = NUMBERS[:40].astype(np.float64), SCORES[:40]
+    nearly = numbers + noise * np.random.default_rng(0).normal(size=numbers.shape)
+    result = compare("quantize", "int8", numbers, nearly, scores, task=REGRESSION.with_metric(metric))
+    assert result.verdict == "passed" and result.loss.at_most < 0.01
+
+
+def test_of_a_few_texts_a_share_of_rows_is_no_loss_in_nats():
+    tokens = np.full((5, 1), 10)
+    ours = np.tile([-20.0, 5.0], (5, 1))
+    theirs = ours - np.outer([0.01, 0.02, 0.005, 0.01, 0.02], [1, 0])
+    loss = loss_of(BOUNDS["int8, generated"], kind_of("generation"), ours, theirs, tokens)
+    assert loss.small_enough and 0.001 < loss.found < loss.at_most < 0.002
 
 
 @pytest.mark.usefixtures("few_draws")

@@ -1,11 +1,14 @@
 """Recovery on texts without labels and from another teacher, in whole pipelines on tiny models."""
 
+import hashlib
 import json
 import random
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from safetensors.numpy import save
 from tokenizers import Tokenizer, normalizers, pre_tokenizers
 
@@ -151,6 +154,29 @@ def test_the_outputs_of_a_teacher_are_kept_by_all_that_decides_them(monkeypatch)
     assert names[-1] == names[0]
 
 
+@pytest.mark.parametrize("labels", [np.array([0, 1, 0]), np.array([[1, -100], [2, 0], [-100, 3]])])
+def test_the_name_of_a_teachers_outputs_is_the_one_of_earlier_versions(monkeypatch, labels):
+    """Rows are digested one after the other, as the text that all of them make."""
+    facts, tokens = [], [{"input_ids": [5, 6], "attention_mask": [1, 1]} for _ in range(3)]
+    monkeypatch.setattr(lessons, "fingerprint", lambda given: facts.append(given) or "a")
+    monkeypatch.setattr(lessons, "once", lambda *_, **__: save({"logits": np.zeros(1)}))
+    inputs = Inputs(base=None, task=None, seed=0, threads=1)
+    lessons.stored_logits(None, "a", TokenRows(tokens, labels, None), 0, 8, inputs, None)
+    text = json.dumps([tokens, [] if labels.ndim == 1 else [[0], [0, 1], [1]]])
+    assert facts[0]["rows"] == hashlib.sha256(text.encode()).hexdigest()
+
+
+def test_rows_are_digested_without_the_text_of_all():
+    rows = [({"input_ids": [*range(1000, 1020)]}, "é"), [], {"a": [[1], []]}, [[0.5, None], (True,)]] * 2000
+    value = [[(rows, [1, 0]), (rows[:1], [])], {"query": [3]}]
+    text = json.dumps(value).encode()
+    tracemalloc.start()
+    made = lessons.json_sha256(value)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert made == hashlib.sha256(text).hexdigest() and peak < len(text) / 10
+
+
 def test_the_file_counts_by_its_content(go, project, monkeypatch):
     folder, first = project.parent, go(project, "recover.control=false")
     monkeypatch.chdir(folder)
@@ -159,6 +185,23 @@ def test_the_file_counts_by_its_content(go, project, monkeypatch):
     assert go(project, "recover.control=false", "recover.texts=other.txt").id == first.id
     write_texts(folder / "texts.txt", rows=41)
     assert go(project, "recover.control=false").id != first.id
+
+
+def test_a_report_has_the_names_that_the_pipeline_has_now(project, store):
+    """The recovery is kept, with the names in it that the file and the teacher had."""
+    folder, content = project.parent, yaml.safe_load(project.read_text())
+    content["stages"] += [{"report": None}]
+    for name in ("texts.txt", "other.txt"):
+        content["stages"][2]["recover"] = TEXTS["recover"] | {"texts": name, "control": False}
+        project.write_text(yaml.safe_dump(content, sort_keys=False))
+        if name == "other.txt":
+            (folder / "texts.txt").rename(folder / name)
+        made = run_pipeline(load_pipeline(project), store)
+        notes = json.loads((made.folder / "report.json").read_text())["notes"]
+        assert [note for note in notes if f"on 40 texts without labels ({name})" in note]
+    assert "recover" in made.reused and made.artifacts["recover"].metadata["texts"]["file"] == "texts.txt"
+    told = teacher_note("recover", {"teacher": {"reference": "./old"}}, teacher="./new")
+    assert told == "recover was distilled from the model ./new, not from the dense one."
 
 
 def test_a_file_that_changes_while_it_is_read(go, project, store, monkeypatch):

@@ -36,7 +36,7 @@ from pipelines.reporting.format import (
     verdict,
 )
 from pipelines.reporting.gather import time_of
-from pipelines.reporting.generated import changed
+from pipelines.reporting.generated import changed, score_table
 from pipelines.reporting.render import to_html, to_markdown
 from pipelines.reporting.summary import change_of, is_pruned, latency_row, masks_of_base, speed_of
 from pipelines.reporting.tables import tables
@@ -896,6 +896,21 @@ def test_numbers_for_readers():
     little = [faster(Speed(ratio, 0.98 * ratio, 1.02 * ratio)) for ratio in (1.04, 1 / 1.04, 1.06)]
     assert little == ["1.04 × faster", "1.04 × slower", "1.06 × faster"]
     assert share_by_bin([0, 1, 2, 40], 64) == [1.0, 0.5] + [0.0] * 18 + [0.5] + [0.0] * 11
+
+
+@pytest.mark.parametrize(
+    ("metric", "between", "shown"),
+    [
+        ("exact_match", (1.0, 1.0), "no spread in the rows"),
+        ("bleu", (0.61, 0.744), "61.0 to 74.4"),
+        ("nist", (5.5, 8.623), "5.50 to 8.62"),
+    ],
+)
+def test_the_interval_of_texts_is_shown_as_in_the_summary(metric, between, shown):
+    scores = [{"stage": "tune", "metric": metric, "value": between[1], "interval": between}]
+    settings = {"beams": 1, "max_new_tokens": 5}
+    table = score_table({"settings": settings, "prompts": 20, "references": 20, "scores": scores})
+    assert table.rows[0][3] == shown
 
 
 def test_ties_are_rounded_away_from_zero_in_values_and_changes():

@@ -19,7 +19,7 @@ import numpy as np
 
 from compressor.errors import UserError
 from compressor.tasks import TaskConfig
-from compressor.tasks.features import GroupedRow
+from compressor.tasks.features import GroupedRow, tokenize
 from compressor.tasks.kinds import classification
 from compressor.tasks.kinds.classification import INTEGER
 from compressor.tasks.kinds.classification import KIND as CLASSIFICATION
@@ -104,9 +104,9 @@ def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[
             raise UserError("E223", what, "Give every row the same number of choices", f"{path}:{line}")
     firsts = [first for first, *choices in split.texts for _ in choices]
     seconds = [choice for _, *choices in split.texts for choice in choices]
-    encoded = tokenizer(firsts, seconds, truncation=True, max_length=task.max_length, padding=False)
-    starts = range(0, len(firsts), count)
-    return [{key: encoded[key][start : start + count] for key in encoded} for start in starts], np.array(split.labels)
+    pairs = tokenize(tokenizer, Split(list(zip(firsts, seconds, strict=True)), split.labels), task)
+    groups = (pairs[start : start + count] for start in range(0, len(pairs), count))
+    return [{key: [pair[key] for pair in group] for key in group[0]} for group in groups], np.array(split.labels)
 
 
 def by_choice(outputs: Tensor, labels: Tensor) -> Tensor:

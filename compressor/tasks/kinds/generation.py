@@ -23,6 +23,7 @@ from compressor.errors import UserError
 from compressor.models.hub import GENERATES
 from compressor.tasks import TaskConfig
 from compressor.tasks.decoding.text_metrics import TEXT_METRICS
+from compressor.tasks.features import in_parts
 from compressor.tasks.kinds.token_losses import distillation_loss, imitation_loss, loss
 from compressor.tasks.metrics import (
     decided_labels_agree,
@@ -73,9 +74,10 @@ def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[
         raise UserError("E212", NO_END, "Give tokenizer_config.json an eos_token", str(path))
     prompts = [prompt for (prompt,) in split.texts]
     texts = [f"{prompt} {target}" for prompt, target in zip(prompts, split.labels, strict=True)]
-    encoded = tokenizer(texts, truncation=False, padding=False, return_offsets_mapping=True)
+    parts = in_parts(tokenizer, [texts], truncation=False, return_offsets_mapping=True)
+    encoded = (row for part in parts for row in zip(part["input_ids"], part["offset_mapping"], strict=True))
     rows = []
-    for row, (ids, offsets) in enumerate(zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)):
+    for row, (ids, offsets) in enumerate(encoded):
         place = f"{path}:{split.lines[row]}"
         while offsets and offsets[-1] == (0, 0):  # special tokens that the tokenizer appends
             ids, offsets = ids[:-1], offsets[:-1]
@@ -135,7 +137,7 @@ def prediction(*_: object) -> None:
     raise UserError("E716", "a model that generates gives a stream of text, no prediction", fix)
 
 
-LOG_LIKELIHOOD = Metric("log_likelihood", "log-likelihood of a token", log_likelihood, note=TIMED)
+LOG_LIKELIHOOD = Metric("log_likelihood", "log-likelihood of a token", log_likelihood, note=TIMED, by_degree=True)
 """Bounded by the checks of an export whatever a task chooses: their bounds are in nats a token."""
 
 KIND = TaskKind(
@@ -152,9 +154,9 @@ KIND = TaskKind(
     imitation=imitation_loss,
     smooths=True,
     metrics=(
-        Metric("likelihood", "likelihood of a token", likelihood, " %", in_perplexity, TIMED),
+        Metric("likelihood", "likelihood of a token", likelihood, " %", in_perplexity, TIMED, by_degree=True),
         LOG_LIKELIHOOD,
-        Metric("perplexity", "perplexity", perplexity, falls=True),
+        Metric("perplexity", "perplexity", perplexity, falls=True, by_degree=True),
         Metric("accuracy", "token accuracy", token_accuracy, " %", note=TIMED),
     ),
     further=tuple(

@@ -20,6 +20,7 @@ import numpy as np
 
 from compressor.errors import UserError
 from compressor.tasks import TaskConfig
+from compressor.tasks.features import in_parts, shared_rows
 from compressor.tasks.kinds.classification import KIND as CLASSIFICATION
 from compressor.tasks.kinds.classification import Prediction
 from compressor.tasks.kinds.span_marks import MARKS, ends_of_marks, has_read_marks
@@ -86,22 +87,25 @@ def example(row: Mapping[str, Any], task: TaskConfig, path: Path, line: int) -> 
 def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[dict[str, list[int]]], np.ndarray]:
     """Tokens, truncated to `task.max_length`, and labels (rows,). Raises UserError E213 where that cuts off a mark."""
     texts = [text for (text,) in split.texts]
-    encoded = tokenizer(texts, truncation=True, max_length=task.max_length, padding=False, return_offsets_mapping=True)
-    offsets = encoded.pop("offset_mapping")
-    if cut := [row for row, text in enumerate(texts) if not has_read_marks(text, offsets[row])]:
+    rows, whole, known, marked = [], [], {}, iter(texts)
+    for part in in_parts(tokenizer, [texts], truncation=True, max_length=task.max_length, return_offsets_mapping=True):
+        # offsets first: zip takes no text beyond them
+        whole += [has_read_marks(text, spans) for spans, text in zip(part.pop("offset_mapping"), marked, strict=False)]
+        rows += shared_rows(part, known)
+    if cut := [row for row, read in enumerate(whole) if not read]:
         longest = max(map(len, tokenizer([texts[row] for row in cut], truncation=False, verbose=False)["input_ids"]))
         what = f"max_length {task.max_length} cuts off a marked span of {len(cut)} of {len(texts)} rows"
         fix = f"Set task.max_length to {longest} where the model has so many positions, or shorten such texts"
         raise UserError("E213", what, fix, f"{path}:{split.lines[cut[0]]}")
-    return [{key: encoded[key][row] for key in encoded} for row in range(len(texts))], np.array(split.labels)
+    return rows, np.array(split.labels)
 
 
 def least_tokens(tokenizer, split: Split) -> list[int]:
     """Of each row the `max_length` with which all its marks are read, whichever end of a text the tokenizer cuts off."""
     texts = [text for (text,) in split.texts]
-    encoded = tokenizer(texts, truncation=False, padding=False, return_offsets_mapping=True, verbose=False)
-    from_left = tokenizer.truncation_side == "right"
-    return [_least(text, offsets, from_left) for text, offsets in zip(texts, encoded["offset_mapping"], strict=True)]
+    parts = in_parts(tokenizer, [texts], truncation=False, return_offsets_mapping=True, verbose=False)
+    from_left, offsets = tokenizer.truncation_side == "right", (spans for part in parts for spans in part["offset_mapping"])
+    return [_least(text, spans, from_left) for text, spans in zip(texts, offsets, strict=True)]
 
 
 def _least(text: str, offsets: Sequence[tuple[int, int]], from_left: bool) -> int:

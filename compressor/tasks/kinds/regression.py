@@ -106,8 +106,11 @@ KIND = TaskKind(
     loss=loss,
     distillation=distillation_loss,
     imitation=imitation_loss,
-    metrics=(Metric("spearman", "Spearman", spearman, chance=0.0), Metric("pearson", "Pearson", pearson)),
-    further=(Metric("pearson_spearman", "mean of Pearson and Spearman", pearson_and_spearman, chance=0.0),),
+    metrics=(
+        Metric("spearman", "Spearman", spearman, chance=0.0, by_degree=True),
+        Metric("pearson", "Pearson", pearson, by_degree=True),
+    ),
+    further=(Metric("pearson_spearman", "mean of Pearson and Spearman", pearson_and_spearman, chance=0.0, by_degree=True),),
     agreement=Agreement(
         concordance,
         "concordance",

@@ -13,7 +13,7 @@ import json
 import re
 import string
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ import numpy as np
 from compressor.errors import UserError
 from compressor.models.hub import TOKENS
 from compressor.tasks import TaskConfig
+from compressor.tasks.features import in_parts, shared_rows
 from compressor.tasks.kinds.best_spans import answer_characters, best_span, candidate_tokens
 from compressor.tasks.kinds.classification import TEMPERATURE
 from compressor.tasks.listing import cell_shown
@@ -34,6 +35,7 @@ from compressor.tasks.task_kind import Agreement, Column, Example, Metric, TaskK
 if TYPE_CHECKING:
     from tokenizers import Encoding
     from torch import Tensor
+    from transformers import BatchEncoding
 
 Characters = tuple[tuple[int, int], ...]
 """The characters [start, end) in the context of each answer of a row; none where the context does not answer."""
@@ -100,21 +102,31 @@ def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[
     Raises UserError E213 for a row longer than `max_length`, whose answer might be cut off, and for an answer without a token.
     """
     questions, contexts = (list(column) for column in zip(*split.texts, strict=True))
-    encoded = tokenizer(questions, contexts, truncation=False, padding=False, return_offsets_mapping=True)
-    offsets = encoded.pop("offset_mapping")
-    lengths = [len(ids) for ids in encoded["input_ids"]]
+    rows, places, known = [], [], {}
+    for part in in_parts(tokenizer, [questions, contexts], truncation=False, return_offsets_mapping=True):
+        places += _candidates(part)
+        del part["offset_mapping"]
+        rows += shared_rows(part, known)
+    lengths = [len(row["input_ids"]) for row in rows]
     require_lengths(lengths, task.max_length, split, path, "rows", "split such contexts")
     labels = np.full((len(lengths), max(lengths)), IGNORED, dtype=np.int64)
     for row, answers in enumerate(split.labels):
-        candidates = candidate_tokens(offsets[row], encoded.sequence_ids(row))
-        begin, end = span_of(answers[0], [offsets[row][token] for token in candidates]) if answers else (0, 0)
+        candidates, offsets = places[row]
+        begin, end = span_of(answers[0], offsets) if answers else (0, 0)
         if begin is None:
             what = f"the tokenizer produces no token for the answer {contexts[row][slice(*answers[0])]!r:.60}"
             raise UserError("E213", what, "Fix or remove such rows", f"{path}:{split.lines[row]}")
         labels[row, candidates] = MARKS * row
         labels[row, candidates[begin]] += BEGINS
         labels[row, candidates[end]] += ENDS
-    return [{key: encoded[key][row] for key in encoded} for row in range(len(lengths))], labels
+    return rows, labels
+
+
+def _candidates(part: BatchEncoding) -> Iterator[tuple[list[int], list[tuple[int, int]]]]:
+    """The candidate tokens of each row, and their characters."""
+    for row, offsets in enumerate(part["offset_mapping"]):
+        candidates = candidate_tokens(offsets, part.sequence_ids(row))
+        yield candidates, [offsets[token] for token in candidates]
 
 
 def span_of(characters: tuple[int, int], offsets: Sequence[tuple[int, int]]) -> tuple[int | None, int | None]:
@@ -166,11 +178,10 @@ def numbers_of(labels: np.ndarray) -> np.ndarray:
 
 def with_texts(kind: TaskKind, tokenizer, split: Split) -> TaskKind:
     """The kind for the rows of one file: its metrics compare texts."""
-    encoded = tokenizer(*map(list, zip(*split.texts, strict=True)), truncation=False, return_offsets_mapping=True)
-    offsets = []
-    for row, spans in enumerate(encoded["offset_mapping"]):
-        offsets.append([spans[token] for token in candidate_tokens(spans, encoded.sequence_ids(row))])
-    return replace(kind, metric_inputs=ContextTexts([context for _, context in split.texts], offsets, split.labels))
+    questions, contexts = (list(column) for column in zip(*split.texts, strict=True))
+    parts = in_parts(tokenizer, [questions, contexts], truncation=False, return_offsets_mapping=True)
+    offsets = [spans for part in parts for _, spans in _candidates(part)]
+    return replace(kind, metric_inputs=ContextTexts(contexts, offsets, split.labels))
 
 
 def normalized(text: str) -> list[str]:

@@ -17,7 +17,7 @@ import numpy as np
 from compressor.errors import UserError
 from compressor.models.hub import TEXT2TEXT
 from compressor.tasks import TaskConfig
-from compressor.tasks.features import targets_of
+from compressor.tasks.features import targets_of, tokenize
 from compressor.tasks.kinds import generation
 from compressor.tasks.kinds.generation import NO_END
 from compressor.tasks.predictions import IGNORED
@@ -52,8 +52,6 @@ def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[
     """
     if (end := tokenizer.eos_token_id) is None:
         raise UserError("E212", NO_END, "Give tokenizer_config.json an eos_token", str(path))
-    sources = [source for (source,) in split.texts]
-    encoded = tokenizer(sources, truncation=True, max_length=task.max_length, padding=False)
     rows = []
     for row, ids in enumerate(targets_of(tokenizer, split)):
         place = f"{path}:{split.lines[row]}"
@@ -68,7 +66,7 @@ def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[
     for row, ids in enumerate(rows):
         labels[row, : len(ids)] = ids
     keys = ("input_ids", "attention_mask")
-    return [{key: encoded[key][row] for key in keys} for row in range(len(rows))], labels
+    return [{key: row[key] for key in keys} for row in tokenize(tokenizer, split, task)], labels
 
 
 KIND = replace(

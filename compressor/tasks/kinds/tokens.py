@@ -24,6 +24,7 @@ import numpy as np
 from compressor.errors import UserError
 from compressor.models.hub import TOKENS
 from compressor.tasks import TaskConfig, ending
+from compressor.tasks.features import in_parts, shared_rows
 from compressor.tasks.first_tokens import first_tokens
 from compressor.tasks.kinds.classification import MAX_CLASSES
 from compressor.tasks.kinds.token_losses import distillation_loss, imitation_loss, loss
@@ -129,11 +130,13 @@ def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[
     without a token, truncated or dropped by the tokenizer: no word may be missing from the metric.
     """
     texts = [" ".join(words) for (words,) in split.texts]
-    encoded = tokenizer(texts, truncation=False, padding=False, return_offsets_mapping=True)
-    offsets = encoded.pop("offset_mapping")
-    lengths = [len(ids) for ids in encoded["input_ids"]]
+    rows, places, known, sentences = [], [], {}, iter(split.texts)
+    for part in in_parts(tokenizer, [texts], truncation=False, return_offsets_mapping=True):
+        # offsets first: zip takes no sentence beyond them
+        places += [first_tokens(spans, words) for spans, (words,) in zip(part.pop("offset_mapping"), sentences, strict=False)]
+        rows += shared_rows(part, known)
+    lengths = [len(row["input_ids"]) for row in rows]
     require_lengths(lengths, task.max_length, split, path, "sentences", "split such sentences")
-    places = [first_tokens(spans, words) for spans, (words,) in zip(offsets, split.texts, strict=True)]
     if lost := [(row, number) for row, tokens in enumerate(places) for number, token in enumerate(tokens) if token is None]:
         (row, number), more = lost[0], f", and of {len(lost) - 1} more" if len(lost) > 1 else ""
         what = f"the tokenizer produces no separate token for word {number + 1}, {split.texts[row][0][number]!r:.60}{more}"
@@ -141,7 +144,7 @@ def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[
     labels = np.full((len(texts), max(lengths)), IGNORED, dtype=np.int64)
     for row, tokens in enumerate(places):
         labels[row, tokens] = split.labels[row]
-    return [{key: encoded[key][row] for key in encoded} for row in range(len(texts))], labels
+    return rows, labels
 
 
 def metric_inputs(outputs: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -56,7 +56,7 @@ def lessons_of(config: RecoverConfig, inputs: Inputs, data: Data, workspace: Wor
     if config.unlabelled:
         labelled = replace(data.train, kind=data.kind.unlabelled)
         own = tokenized(inputs.base.folder, texts, inputs.task, config.texts or inputs.task.train)
-        data = replace(data, train=labelled.followed_by(own))
+        data = replace(data, training=labelled.followed_by(own))
     lessons = Lessons(data, len(texts), made)
     # logits over a vocabulary are too many to store
     if config.distill != "logits" or data.kind.generates:
@@ -127,7 +127,7 @@ def stored_logits(
 
     facts = {
         "teacher": teacher,
-        "rows": hashlib.sha256(json.dumps([rows.tokens, _predicted(rows.labels)]).encode()).hexdigest(),
+        "rows": json_sha256([rows.tokens, _predicted(rows.labels)]),
         "pad": pad_id,
         "batch": batch_size,
         "threads": inputs.threads,
@@ -135,6 +135,25 @@ def stored_logits(
     }
     name = f"teacher-{fingerprint(facts)[:16]}"
     return load(in_turn(lambda: once(name, compute, workspace, ending="safetensors")))["logits"]
+
+
+def json_sha256(value: Any) -> str:
+    """sha256 of a value's text in JSON, without the text of all its rows in memory at once."""
+    made = hashlib.sha256()
+    for part in _json_parts(value):
+        made.update(part.encode())
+    return made.hexdigest()
+
+
+def _json_parts(value: Any) -> Iterator[str]:
+    """The text of `json.dumps`, that of a list of lists or of objects member by member."""
+    if not isinstance(value, list | tuple) or not value or not isinstance(value[0], list | tuple | dict):
+        yield json.dumps(value)
+        return
+    for number, member in enumerate(value):
+        yield ", " if number else "["
+        yield from _json_parts(member)
+    yield "]"
 
 
 def _predicted(labels: np.ndarray) -> list[Any]:
