@@ -27,12 +27,13 @@ if TYPE_CHECKING:
 class Inserted:
     """An adapter or a prefix of one block; it cannot be merged. `size`: adapter's bottleneck width b, or prefix's length l.
 
-    `prototype` names the tensors that blocks share, each through its own mask (ProPETL); None if they are not shared.
+    `prototype` names the tensors that blocks share, each through its own mask if `masked` (ProPETL); None: they are not shared.
     """
 
     kind: str
     size: int
     prototype: str | None = None
+    masked: bool = False
 
 
 @dataclass(frozen=True)
@@ -121,9 +122,10 @@ class LayerShape:
             shape = replace(self, cross_heads=units)
         else:
             # a prefix that loses heads shares no more: it keeps its masked part of the prototype; without heads it is removed
-            inside = [replace(insert, prototype=None) for insert in self.inserts if INSERTS[insert.kind].in_attention and units]
+            inside = [insert for insert in self.inserts if INSERTS[insert.kind].in_attention and units]
+            alone = [Inserted(insert.kind, insert.size) for insert in inside]
             behind = [insert for insert in self.inserts if not INSERTS[insert.kind].in_attention]
-            shape = replace(self, heads=self.heads * units // before, key_value_heads=units, inserts=(*behind, *inside))
+            shape = replace(self, heads=self.heads * units // before, key_value_heads=units, inserts=(*behind, *alone))
         if units:
             return shape
         gone = {*STRUCTURES[structure].rows, STRUCTURES[structure].columns}
@@ -221,8 +223,8 @@ class ModelShape:
     @property
     def mask_entries(self) -> int:
         """Bits of the masks over shared prototypes (ProPETL): one per entry of the prototype's matrices, in every block."""
-        shared = [(layer, insert) for layer in self.layers for insert in layer.inserts if insert.prototype is not None]
-        return sum(layer.scalars(insert, self.hidden)[0] for layer, insert in shared)
+        masked = [(layer, insert) for layer in self.layers for insert in layer.inserts if insert.masked]
+        return sum(layer.scalars(insert, self.hidden)[0] for layer, insert in masked)
 
     @property
     def parameters(self) -> int:
@@ -325,12 +327,8 @@ def _layer_shape(layer: Layer) -> LayerShape:
     from compressor.models.anatomy import biases_of
 
     linears = {layer.linear(name) for name in layer.names}
-    elsewhere = {
-        id(p)
-        for module in layer.module.modules()
-        if module in linears or isinstance(module, Change)
-        for p in module.parameters()
-    }
+    apart = (module for module in layer.module.modules() if module in linears or isinstance(module, Change))
+    elsewhere = {id(p) for module in apart for p in module.parameters()}
     attention = layer.home("heads")
     biased = tuple(name for name in layer.names if getattr(layer.linear(name), "bias", None) is not None)
     return LayerShape(
@@ -362,11 +360,11 @@ def _inserts_of(layer: Layer, group: str | None = None) -> tuple[Inserted, ...]:
     from compressor.deltas.inserts import Insert
 
     inserts = [module for module in layer.module.modules() if isinstance(module, Insert) and group in (None, module.group)]
-    return tuple(Inserted(insert.kind, insert.size, insert.prototype_name) for insert in inserts)
+    return tuple(Inserted(insert.kind, insert.size, insert.prototype_name, insert.source.masked) for insert in inserts)
 
 
 def delta_macs(shape: ModelShape, modules: Sequence[str], rank: int, places: int) -> int:
-    """Multiply-adds of unmerged deltas for one token: Σ r (m + n) + |Ω|."""
+    """Multiply-adds of unmerged deltas for one token: Σ r (m + n) + |Ω|, of the `places` in the blocks' matrices."""
     return sum(rank * (rows + columns) for _, rows, columns in shape.matrices(modules)) + places
 
 
@@ -377,9 +375,9 @@ def paper_flops_ratio(shape: ModelShape, dense: ModelShape, modules: Sequence[st
 
 def human_bytes(count: float) -> str:
     """Format a number of bytes: 1536 -> '1.5 KB' (powers of 1000)."""
-    for unit in ("B", "KB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+    for unit, digits in (("B", 0), ("KB", 1), ("MB", 1)):
+        if round(count, digits) < 1000:
+            return f"{count:.{digits}f} {unit}"
         count /= 1000
     return f"{count:.2f} GB"
 

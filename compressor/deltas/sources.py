@@ -22,7 +22,9 @@ class TensorSource(nn.Module):
 
     names: tuple[str, ...]
     prototype_name: str | None = None
-    """Name of the prototype whose tensors it masks."""
+    """Name of the prototype whose tensors it reads."""
+    masked = False
+    """Whether masks hide entries of that prototype."""
 
     def read(self, name: str) -> Tensor:
         """The tensor called `name`, as training sees it."""
@@ -174,12 +176,12 @@ def kept_count(size: int, keep: float) -> int:
 def top_mask(scores: Tensor, count: int) -> Tensor:
     """Boolean, true at exactly the `count` largest entries; ties go to the lowest flat index. Any memory layout."""
     flat = scores.detach().flatten()
-    if count == 0:
+    if count == 0 or scores.is_meta:  # the tensors of a plan have no values
         return torch.zeros_like(scores, dtype=torch.bool)
     threshold = torch.kthvalue(flat, flat.numel() - count + 1).values
-    above, ties = flat > threshold, flat == threshold
-    ties &= ties.cumsum(0) <= count - above.sum()
-    return (above | ties).view(scores.shape)
+    chosen, ties = flat > threshold, (flat == threshold).nonzero().flatten()
+    chosen[ties[: count - int(chosen.sum())]] = True
+    return chosen.view(scores.shape)
 
 
 def straight_through(scores: Tensor, keep: float) -> Tensor:
@@ -235,7 +237,8 @@ class FixedMasks(nn.Module):
 class Masked(TensorSource):
     """A prototype multiplied by this block's masks: w ⊙ m (ProPETL equation 5), combined with the task's masks if any.
 
-    `layer` and `task` have a method `mask(name)`: `Scores`, `FixedMasks`, or the scores of many tasks.
+    `layer` and `task` have a method `mask(name)`: `Scores`, `FixedMasks` (of no tensor where all of the prototype is shared),
+    or the scores of many tasks.
     """
 
     def __init__(self, prototype: Prototype, layer: nn.Module, task: nn.Module | None = None, combine: str = "or"):
@@ -263,12 +266,16 @@ class Masked(TensorSource):
     def prototype_name(self) -> str:
         return self.prototype.name
 
+    @property
+    def masked(self) -> bool:
+        return bool(self.layer.state_dict())
+
     def to_tensors(self) -> dict[str, Tensor]:
         return masks_of(self.layer, self.names)
 
-    def support(self) -> Tensor:
+    def support(self) -> Tensor | None:
         masks = [mask for name in self.names if (mask := self.mask(name)) is not None]
-        return torch.cat([mask.flatten() for mask in masks]).nonzero().flatten()
+        return torch.cat([mask.flatten() for mask in masks]).nonzero().flatten() if masks else None
 
 
 def masks_of(owner: nn.Module, names: tuple[str, ...]) -> dict[str, Tensor]:

@@ -74,24 +74,31 @@ class Prototypes:
         return Masked(prototype, self.mask_over(prototype), self._of_tasks(name, prototype), self.options.combine)
 
     def mask_over(self, prototype: Prototype) -> Scores | FixedMasks:
-        """A newly initialized mask: scores, or a draw that stays."""
+        """A newly initialized mask: scores, or a draw that stays; of no tensor where it would hide nothing."""
         from compressor.deltas.sources import FixedMasks, Scores
 
+        if not has_masks(self.options):
+            return FixedMasks({})
         make = Scores if learns_masks(self.options) else FixedMasks.drawn
         return make(prototype, self.options.keep)
 
     def _of_tasks(self, name: str, prototype: Prototype) -> TaskScores | None:
-        """The tasks' masks over a prototype, one object shared by all blocks; None with a single task."""
+        """The tasks' masks over a prototype, one object shared by all blocks; None with a single task, or without masks."""
         from compressor.training.multitask import TaskScores
 
-        if self.tasks is not None and name not in self.task_scores:
+        if self.tasks is not None and has_masks(self.options) and name not in self.task_scores:
             self.task_scores[name] = TaskScores(self.tasks, [self.mask_over(prototype) for _ in self.tasks.names])
         return self.task_scores.get(name)
 
 
+def has_masks(options: Options) -> bool:
+    """Whether blocks, and tasks, have masks: with `keep: 1` they would hide nothing, and there are none to store or to join."""
+    return options.keep < 1
+
+
 def learns_masks(options: Options) -> bool:
-    """Whether masks have scores that are trained: with `keep: 1` they hide nothing, whatever their scores are."""
-    return options.masks == "learned" and options.keep < 1
+    """Whether masks have scores that are trained."""
+    return options.masks == "learned" and has_masks(options)
 
 
 def attach_prototypes(model: nn.Module, options: Options) -> None:
@@ -133,7 +140,7 @@ ATTACH = {"adapter": _share_adapter, "lora": _share_lora, "prefix": _share_prefi
 def count(shape: ModelShape, options: Options, places: int) -> int:
     """Number of trainable parameters: n + n' (L + T), prototype and one score per maskable entry (no bias), block and task.
 
-    Without sharing (n + n' (1 + T)) L; masks that are random, or hide nothing (`keep: 1`), have no scores.
+    Without sharing (n + n' (1 + T)) L; masks that are random have no scores, and with `keep: 1` there are no masks.
     """
     total = 0
     for entries in views(shape, options).values():

@@ -141,8 +141,9 @@ class Inputs:
     artifacts: tuple[Artifact, ...] = ()
     dense: Artifact | None = None
     run: dict[str, Any] = field(default_factory=dict)
-    """For reports: name of the pipeline, of its model, of its data files and of the stages before this one, the command that
-    runs it, this program's version; `failures` where checks of theirs failed."""
+    """For reports: name of the pipeline, of its model, of its data files, of the stages before this one and of their artifacts,
+    the command that runs it, this program's version; `beside`, by stage and key, the names of what its config names beside the
+    task's; `failures` where checks of theirs failed."""
     threads: int | None = None
     tasks: dict[str, TaskConfig] = field(default_factory=dict)
     models: dict[str, BaseModelReference] = field(default_factory=dict)
@@ -251,10 +252,11 @@ class Stage:
     `memory`, of `disk` and of `temporary` files that it takes, from the closed forms after and before it and the account of the
     rows. `device` is what such a config computes on, CPU or CUDA; `processes` how many a server that it starts has for its
     models, at least. `surroundings` are facts of this machine that affect the result of such a config, and `corrected` what an
-    earlier version computed otherwise for the kinds of the tasks, so that it is made again. If `optional`, a CheckError of
-    `run` does not end the pipeline: it is a failure of the run, and later stages run without its artifact. In the metadata that
-    `run` returns, `parity` are the records of its comparisons, and `failures` are failed checks ({"code", "what", "fix"}) that
-    did not stop it: the run reports them, and ends with exit code 3.
+    earlier version computed otherwise for the kinds of the tasks, so that it is made again; `corrected_after` the same for the
+    entries before it. If `optional`, a CheckError of `run` does not end the pipeline: it is a failure of the run, and later
+    stages run without its artifact. In the metadata that `run` returns, `parity` are the records of its comparisons, and
+    `failures` are failed checks ({"code", "what", "fix"}) that did not stop it: the run reports them, and ends with exit code
+    3.
     """
 
     name: str
@@ -284,6 +286,7 @@ class Stage:
     processes: Callable[[Any], int] = lambda config: 1
     surroundings: Callable[[Any], dict[str, Any]] = lambda config: {}
     corrected: Callable[[Any, Sequence[str]], dict[str, Any]] = lambda config, kinds: {}
+    corrected_after: Callable[[Sequence[Entry]], dict[str, Any]] = lambda earlier: {}
     optional: bool = False
     trains: bool = False
     removes: bool = False

@@ -8,14 +8,14 @@ from typing import Any
 
 from compressor.models.hub import further_ends
 from compressor.tasks import ending, named_files
-from compressor.tasks.task_kind import kind_of
+from compressor.tasks.task_kind import kind_for, kind_of
 from compressor.training.processes import launched
 from export.runtimes.runtime_registry import packages_of
 from pipelines.engine.base_corrections import base_corrections
 from pipelines.engine.environment import accelerator, package_versions, product
 from pipelines.engine.invocation import Run
 from pipelines.engine.scorers import scored_by
-from pipelines.engine.stage import Artifact, Inputs, dense_of
+from pipelines.engine.stage import Artifact, Entry, Inputs, dense_of
 from pipelines.engine.store import digest, fingerprint
 from pipelines.file.config import without_id
 from pipelines.file.yaml_source import KeyPath
@@ -29,10 +29,12 @@ def inputs_of(run: Run, number: int, earlier: Sequence[Artifact]) -> Inputs:
     kinds = {*stage.needs, *stage.accepts}
     before = [previous.id for previous in pipeline.stages[:number]]
     failed = [failure for failure in run.failures if failure["stage"] in before]
-    # the fingerprint has the content of the data files and of the model; a report also names them
+    # the fingerprint has the content of the data files, of the models and of the artifacts; a report also names them
     names = [file.name for task in pipeline.all_tasks.values() for file in named_files(task).values()]
-    named = {"files": names, "model": run.ready.base.reference}
+    named = {"files": names, "model": run.ready.base.reference, "artifacts": [artifact.id for artifact in earlier]}
     facts = {"name": pipeline.name, "stages": before, "command": pipeline.command, "product": product(), **named}
+    if beside := {entry.id: found for entry in run.entries[:number] if (found := _names_beside(run, entry))}:
+        facts["beside"] = beside
     if failed:
         facts["failures"] = failed
     return Inputs(
@@ -47,6 +49,13 @@ def inputs_of(run: Run, number: int, earlier: Sequence[Artifact]) -> Inputs:
         models={reference: run.ready.models[reference] for reference in stage.beside.models_of(entry.config).values()},
         require_unchanged=run.originals.require,
     )
+
+
+def _names_beside(run: Run, entry: Entry) -> dict[str, str]:
+    """The names of the files and the references of the models that a stage's config names beside the task's, by key."""
+    beside = entry.row.beside
+    files = {key: path.name for key, path in beside.files_of(entry.config).items()}
+    return files | {key: run.ready.models[reference].reference for key, reference in beside.models_of(entry.config).items()}
 
 
 def fingerprint_of(run: Run, number: int, earlier: Sequence[Artifact]) -> str:
@@ -77,6 +86,9 @@ def fingerprint_of(run: Run, number: int, earlier: Sequence[Artifact]) -> str:
     before = base_corrections(inputs.base.folder, inputs.base.sha256, decodes=decodes) if loads else {}
     read = {key: base_corrections(model.folder, model.sha256, decodes=False) for key, model in others.items() if loads}
     before_of_others = {key: found for key, found in read.items() if found}
+    judges = stage.publishes_model or stage.exports or stage.measures
+    # an earlier version drew the rows of such metrics with a bias
+    biased = judges and any(kind_for(task).output_metric.resampled for task in run.pipeline.all_tasks.values())
     # torch gives different bits on a GPU
     card = accelerator() if "torch" in stage.packages else None
     return fingerprint(
@@ -99,6 +111,8 @@ def fingerprint_of(run: Run, number: int, earlier: Sequence[Artifact]) -> str:
             **({"processes": launched()} if stage.trains and launched() > 1 else {}),
             **stage.surroundings(entry.config),
             **stage.corrected(entry.config, kinds),
+            **stage.corrected_after(run.entries[:number]),
+            **({"intervals": 2} if biased else {}),
             **({"base_corrections": before} if before else {}),
             **({"model_corrections": before_of_others} if before_of_others else {}),
             **({"ends": ends} if ends else {}),

@@ -106,9 +106,9 @@ def _unlearnt(trained: Record, inputs: Inputs) -> Iterator[str]:
 def _notes(trained: Record) -> Iterator[str]:
     """What the trained numbers are, and what is not shown of them."""
     counts = trained["trainable"]
-    if parts := [f"{counts[key]:,} {words}" for key, words in PARTS.items() if key in counts]:
-        stored = "of a mask one bit for each number is stored"
-        yield f"{counts['body']:,} trained numbers are {', '.join(parts)}: {stored}."
+    if parts := [f"{counts[key]:,} {words}" for key, words in PARTS.items() if counts.get(key)]:
+        stored = ": of a mask one bit for each number is stored" if len(parts) > 1 else ""
+        yield f"{counts['body']:,} trained numbers are {', '.join(parts)}{stored}."
     yield (
         f"A step's rows are of one task, drawn by (number of its training rows)^(1/{trained['temperature']:g}). "
         "No task was trained alone beside it: whether sharing costs or brings quality is not shown here."

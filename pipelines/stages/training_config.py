@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
+from compressor.deltas.burn_in import burn_in_fault, renewal_fault
 from compressor.methods import (
     GROUND,
     NAMES,
@@ -228,6 +229,16 @@ class TrainingConfig(GroundConfig):
         return replace(self.ground(selected), group=group, omega=omega, **options)
 
 
+def rates_of(config: TrainingConfig, row: Method) -> dict[str, float]:
+    """The learning rates of a training by method `row`, by key, defaults filled in."""
+    rate = config.learning_rate or row.rate(config)
+    return {
+        "learning_rate": rate,
+        "mask_learning_rate": config.mask_learning_rate or row.mask_learning_rate or 10 * rate,
+        "final_learning_rate": config.final_learning_rate or 10 * rate,
+    }
+
+
 def repeated_rank(config: TrainingConfig) -> dict[str, Any]:
     """For `Stage.corrected`: where the select's rank was repeated, alpha was 2 x rank, not that of the select."""
     repeated = config.rank is not None and config.alpha is None
@@ -245,26 +256,24 @@ def decayed_at_norms(config: TrainingConfig) -> dict[str, Any]:
 
 
 def useless_scores(config: TrainingConfig) -> dict[str, Any]:
-    """For `Stage.corrected`: masks that hide nothing had scores, whose gradients counted in the norm that is clipped."""
-    learned = config.method == "propetl" and config.masks != "random"
-    return {"useless_scores": 2} if learned and config.keep == 1 else {}
+    """For `Stage.corrected`: masks that hide nothing had scores, whose gradients counted in the norm that is clipped, and were
+    stored; of many tasks `combine: add` joined two of them to twice the prototype."""
+    return {"useless_scores": 3} if config.method == "propetl" and config.keep == 1 else {}
 
 
 def length_problems(config: TrainingConfig) -> Iterable[Problem]:
-    """Faults of a training whose length is given twice, in evaluations that there are not, or shorter than its burn-in."""
+    """Faults of a training whose length is given twice, in evaluations that there are not, or shorter than its burn-in, or
+    of a renewal that never comes."""
     for key in () if config.keep_best else ("evaluate_every", "patience"):
         if getattr(config, key) is not None:
             yield Problem("E403", f"{key} is not used without keep_best", "Remove the key, or add keep_best: true", (key,))
     if config.steps is not None and "epochs" in config.model_fields_set:
         yield Problem("E403", "steps and epochs exclude each other", "Keep one of them", ("steps",))
-    if config.burn_in is not None and config.steps is not None and config.burn_in >= config.steps:
-        yield Problem("E413", *burn_in_fault(config.burn_in, config.steps), ("burn_in",))
-
-
-def burn_in_fault(burn_in: int, steps: int) -> tuple[str, str]:
-    """What is wrong with a burn-in that is not shorter than the training, and what to do about it."""
-    what = f"burn_in is {burn_in:,} steps, the training has {steps:,}"
-    return what, "Lower it, or train longer: the positions are trained further after it"
+    if config.steps is not None and (fault := burn_in_fault(config.burn_in, config.steps)):
+        yield Problem("E413", *fault, ("burn_in",))
+    first = config.burn_in or (None if config.steps is None else config.steps // 2)
+    if first is not None and (fault := renewal_fault(config.renew, first)):
+        yield Problem("E413", *fault, ("renew",))
 
 
 def kind_problems(config: TrainingConfig, kinds: Iterable[str]) -> Iterable[Problem]:

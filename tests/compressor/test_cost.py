@@ -158,6 +158,7 @@ def test_the_papers_ratio_holds_adapters():
 
 def test_human_bytes():
     assert [human_bytes(n) for n in (12, 1536, 2_500_000, 3.2e9)] == ["12 B", "1.5 KB", "2.5 MB", "3.20 GB"]
+    assert [human_bytes(n) for n in (999, 999_940, 999_960, 999_999_999)] == ["999 B", "999.9 KB", "1.0 MB", "1.00 GB"]
 
 
 def test_a_share_is_what_is_written():

@@ -84,6 +84,8 @@ SIZES = {
     "propetl adapter": ("propetl", {}, lambda places: bits.shared_adapter(WIDTH, 6, 12)),
     "propetl lora": ("propetl", {"shared": "lora"}, lambda places: bits.shared_low_rank(WIDTH, 8, 12)),
     "propetl prefix": ("propetl", {"shared": "prefix"}, lambda places: bits.shared_prefix(WIDTH, 5, 12)),
+    "propetl adapter alone": ("propetl", {"keep": 1.0}, lambda places: bits.adapters(WIDTH, 6, 1)),  # table 4, only share
+    "propetl lora alone": ("propetl", {"shared": "lora", "keep": 1.0}, lambda places: bits.low_rank(8, [(WIDTH, WIDTH)] * 2)),
 }
 
 

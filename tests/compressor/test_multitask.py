@@ -1,6 +1,7 @@
 """Many tasks on one base (ProPETL section 3.4): who is drawn, what is tied to what, and what lies on disk."""
 
 import itertools
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 import compressor
 from compressor.compression import Tasks, compression_of
 from compressor.cost import shape_of
-from compressor.deltas.sources import Masked
+from compressor.deltas.sources import FixedMasks, Masked
 from compressor.methods import Options, apply, trainable_counts
 from compressor.methods import method as method_row
 from compressor.storage import bits, delta_file
@@ -23,7 +24,7 @@ from compressor.storage.delta_file import HEADER_LIMIT, header_size
 from compressor.storage.live import remember
 from compressor.storage.task_files import SHARED, write_tasks
 from compressor.training.moved_weights import as_deltas, trained_weights
-from compressor.training.multitask import TaskSampler, join_heads, probabilities, trained_parts
+from compressor.training.multitask import TaskSampler, TaskScores, join_heads, probabilities, trained_parts
 from compressor.training.schedule import Schedule
 from compressor.training.trainer import train
 from tests.compressor.conftest import APPLIES, OPTIONS, encoding, logits, tiny
@@ -255,6 +256,22 @@ def test_a_task_comes_back_bit_equal(shared, architecture, combine, tmp_path):
     delta_file.write(live, tmp_path / "alone", base="here", base_sha256="0", label_names=LABELS["a"])
     (tmp_path / SHARED).unlink()
     assert torch.equal(logits(compressor.load(live, delta=tmp_path / "alone")), of_task(model, 0))
+
+
+@pytest.mark.parametrize("ones", [False, True])
+def test_tasks_that_share_a_prototype_alone_come_back_bit_equal(ones, tmp_path):
+    """Of `keep: 1`, without masks; and as earlier versions wrote it, with masks of ones, which `add` joins to twos."""
+    model = moved(keep=1.0, combine="add")
+    if ones:
+        drawn, tasks = partial(FixedMasks.drawn, prototypes_of(model)[0], 1.0), compression_of(model).tasks
+        of_tasks = TaskScores(tasks, [drawn() for _ in tasks.names])
+        for view in prototype_views(model):
+            view.layer, view.task = drawn(), of_tasks
+            assert view.mask("down").eq(2).all()
+    paths, live = written(model, tmp_path), remember(tiny("bert", torch.float32), "here", "0")
+    assert bool(delta_file.stored(delta_file.read(paths["a"])).mask_entries) == ones
+    for number, name in enumerate(LABELS):
+        assert torch.equal(logits(compressor.load(live, delta=paths[name])), of_task(model, number))
 
 
 @pytest.mark.parametrize(("method", "architecture"), [("adapter", "bert"), ("full", "bert"), ("full", "t5")])

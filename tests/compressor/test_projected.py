@@ -10,6 +10,7 @@ from compressor.deltas.kinds.dense import (
     Gated,
     dense_links,
     expected_open,
+    fixed_after,
     hard_concrete,
     largest,
     reseed,
@@ -67,6 +68,8 @@ def test_masks_of_diff_pruning_are_renewed(tmp_path):
     apply(model, "diff_pruning", Options(modules=MODULES, budget=60, burn_in=48))
     with pytest.raises(UserError, match="E413 burn_in is 48 steps, the training has 48"):
         trainer_of(model, rows_of(64), 1, FAST, tmp_path)
+    with pytest.raises(UserError, match="E413 renew is 9 steps, the positions are fixed after 9: nothing is ever renewed"):
+        fixed_after([Gated(torch.zeros(2, 2), 1, 0.1, burn_in=9, renew=9)], 48)
 
 
 @pytest.mark.parametrize(("method", "options", "steps"), [("child_tuning", {"child": "pruning"}, 2), ("diff_pruning", {}, 1)])

@@ -6,12 +6,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from compressor.cost import LayerShape, ModelShape, shape_of
 from compressor.deltas.sources import Masked, Prototype, Scores, kept_count, straight_through, top_mask
 from compressor.methods import Options, trainable_counts
 from compressor.methods import method as method_row
 from compressor.storage.changes import pack, prototypes_of, unpack
+from compressor.training.multitask import trained_parts
 from compressor.training.trainer import settle
 from tests.compressor.conftest import encoding, logits, prepared, tiny, tuned
 from tests.compressor.training_parts import many
@@ -37,6 +40,25 @@ def test_the_largest_are_kept_whatever_the_ties_and_the_layout(count, seed, tran
     expected = torch.zeros(24, dtype=torch.bool)
     expected[best] = True
     assert torch.equal(mask.flatten(), expected)
+
+
+class Largest(TorchDispatchMode):
+    """Bytes of the largest tensor that an operation returns."""
+
+    most = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        result = operation(*args, **(kwargs or {}))
+        self.most = max([self.most, *(tensor.nbytes for tensor in tree_leaves(result) if isinstance(tensor, torch.Tensor))])
+        return result
+
+
+def test_a_mask_takes_a_byte_an_entry_where_few_scores_are_equal():
+    """Of a whole model an index for every entry would be several times its weights."""
+    scores = torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    with Largest() as found:
+        mask = top_mask(scores, 100)
+    assert (int(mask.sum()), found.most) == (100, scores.nbytes)  # flatten() gives the scores themselves
 
 
 def test_the_gradient_passes_straight_through():
@@ -116,12 +138,15 @@ def test_only_masks_and_random_masks():
     assert not torch.equal(views[0].mask("A"), views[2].mask("A")), "each block has its own"
 
 
+@pytest.mark.parametrize("combine", ["or", "add"])
 @pytest.mark.parametrize("shared", ["adapter", "lora", "prefix"])
-def test_masks_that_hide_nothing_are_not_trained(shared):
-    """ProPETL table 4, only share: blocks, and tasks, have masks of ones, and the prototypes alone are trained."""
-    model, options = many(shared=shared, keep=1.0)
+def test_masks_that_hide_nothing_are_none(shared, combine):
+    """ProPETL table 4, only share: neither blocks nor tasks have masks, and the prototypes alone are trained."""
+    model, options = many(shared=shared, keep=1.0, combine=combine)
     views = [module for module in model.modules() if isinstance(module, Masked)]
-    assert all(view.mask(name) is None or view.mask(name).eq(1).all() for view in views for name in view.names)
+    assert all(view.mask(name) is None and view.task is None for view in views for name in view.names)
+    assert all(torch.equal(view.read(name), view.prototype.read(name)) for view in views for name in view.names)
+    assert shape_of(model).mask_entries == 0 and trained_parts(model)["prototype"] == trainable_counts(model)["body"]
     trained = {id(parameter) for prototype in prototypes_of(model) for parameter in prototype.parameters()}
     body = {id(one) for one in model.base_model.parameters() if one.requires_grad}
     assert body == trained and method_row("propetl").count(shape_of(model), options, 0) == trainable_counts(model)["body"]

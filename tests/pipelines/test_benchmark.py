@@ -9,13 +9,17 @@ from types import SimpleNamespace
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime import GraphOptimizationLevel
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import export.runtimes.sessions
 from compressor.account import Plan
-from compressor.cost import LayerShape, ModelShape
+from compressor.cost import LayerShape, ModelShape, shape_of
+from compressor.methods import Options, apply
+from compressor.models.anatomy import matrices_of
+from compressor.models.modules import EVERYTHING, MODULES
 from compressor.processor import INSTRUCTIONS
 from compressor.tasks.data import MetricInputs
 from compressor.tasks.task_kind import kind_of
@@ -24,7 +28,7 @@ from export.latency.measure import LatencyVariant, summarize
 from pipelines.engine import environment
 from pipelines.engine.environment import package_versions
 from pipelines.engine.runner import prepare, run_pipeline
-from pipelines.engine.stage import Artifact, BaseModelReference, Inputs
+from pipelines.engine.stage import Artifact, BaseModelReference, Entry, Inputs, load_stage
 from pipelines.engine.stage_inputs import fingerprint_of
 from pipelines.file.config import load_pipeline
 from pipelines.stages.benchmark import costs, timings
@@ -32,9 +36,11 @@ from pipelines.stages.benchmark import run as benchmark
 from pipelines.stages.benchmark.config import FEWEST_ROUNDS, STAGE, BenchmarkConfig
 from pipelines.stages.benchmark.measured_files import Candidate
 from pipelines.stages.loading import load_data
+from tests.compressor.conftest import tiny
 from tests.tiny import write_pipeline
 
 LIMITS = Limits({"fp32": 1e9}, 1e12, {"fp32": "torch.mm"})
+EVERYTHING_ANEW = {"method": "selective", "modules": "everything", "strategy": "increment", "budget": 9}
 STAGES = [{"tune": {"method": "lora", "rank": 2, "modules": ["query"], "epochs": 0.2}}, {"merge": None}]
 
 
@@ -255,6 +261,35 @@ def test_a_training_that_goes_on_counts_the_delta_it_goes_on_with(tmp_path):
     later = Artifact(tmp_path, "c", "model", "recover", "recover-2", {}, {"method": "lora", "rank": 8, "places": 9})
     inputs = Inputs(None, None, 0, (tuned, longer, later), dense=longer)
     assert costs.delta_of_dense(inputs) == {"modules": ["key"], "rank": 4, "places": 0}
+
+
+def test_of_places_in_everything_those_of_the_blocks_are_multiply_adds(tmp_path, monkeypatch):
+    """The papers' FLOPs are those of linear layers: values on embeddings, norms and biases are none."""
+    model = tiny("bert")
+    omega = {matrix.path: torch.arange(2, dtype=torch.int32) for matrix in matrices_of(model, EVERYTHING)}
+    apply(model, "selective", Options(modules=EVERYTHING, omega=omega, group="1"))
+    inside, shape = len(matrices_of(model, MODULES)), shape_of(model)
+    monkeypatch.setattr(costs, "load_model", lambda *_: model)
+    facts = {"method": "selective", "modules": list(EVERYTHING), "rank": 0, "places": 2 * len(omega)}
+    tuned = Artifact(tmp_path, "a", "model", "tune", "tune", {}, facts)
+    delta = costs.delta_of_dense(Inputs(None, None, 0, (tuned,), dense=tuned))
+    assert delta["places"] == 2 * inside < facts["places"]
+    assert costs.cost_of(shape, shape, [8], delta)["paper_flops_ratio"] == 1 + 2 * inside / shape.linear_macs()
+
+
+@pytest.mark.parametrize(
+    ("before", "again"),
+    [
+        ([("select", {"modules": "everything", "score": "sam"}), ("tune", {"method": "selective"})], True),
+        ([("tune", EVERYTHING_ANEW)], True),
+        ([("select", {"modules": "all", "score": "sam"}), ("tune", {"method": "selective"})], False),
+        ([("tune", {"method": "lora"}), ("prune", {"structure": "heads", "remove": 1}), ("recover", EVERYTHING_ANEW)], False),
+    ],
+)
+def test_behind_places_in_everything_it_is_made_again(before, again):
+    """Not behind a recovery alone, which is no part of the dense model."""
+    entries = [Entry(name, name, load_stage(name).config.model_validate(config)) for name, config in before]
+    assert bool(STAGE.corrected_after(entries)) == again
 
 
 def test_the_estimate_counts_the_tokens_behind_prompts():

@@ -16,6 +16,7 @@ from compressor.tasks.features import predict, tokenize, torch_forward
 from compressor.tasks.reading import read_task
 from compressor.tasks.task_kind import kind_for
 from pipelines.file.config import load_pipeline
+from pipelines.reporting.task_report import _notes
 from pipelines.stages.training_verdicts import ADVICE, UNLEARNT
 from tests.pipelines.toys import tree
 from tests.tiny import write_data, write_model
@@ -126,6 +127,15 @@ def test_the_order_in_the_file_means_nothing_and_old_files_do_not_stay(project, 
     assert sorted(path.name for path in (out / "many" / "tasks").iterdir()) == [SHARED, "mood.safetensors"]
 
 
+@pytest.mark.parametrize("masks", [0, 5])
+def test_the_report_tells_of_masks_where_some_are_trained(masks):
+    """Not where they are drawn, or hide nothing."""
+    parts = {"prototype": 7, "layer_scores": 2 * masks, "task_scores": masks}
+    told = next(_notes({"trainable": {"body": 7 + 3 * masks, **parts}, "temperature": 10.0}))
+    of_masks = ", 10 the masks of blocks, 5 the masks of tasks: of a mask one bit for each number is stored" if masks else ""
+    assert told == f"{7 + 3 * masks} trained numbers are 7 the prototype{of_masks}."
+
+
 def test_a_dry_run_counts_all_heads_and_masks(project, out, compress):
     code, shown, _ = compress("run", project, "--out", out, "--dry-run")
     assert code == 0 and f"{(1 + LAYERS + 2) * PROTOTYPE:,}" in shown and f"head {HEADS} apart" in shown
@@ -169,6 +179,11 @@ ONE = PIPELINE.replace("tasks:\n", f"task: {MOOD}\n").replace("  topic:", "# ").
         (
             (TUNE, "method: adapter, combine: and"),
             "E403 {}:8: stages[0].tune.combine: combine is not used by method adapter",
+            "",
+        ),
+        (
+            (TUNE, "method: propetl, keep: 1, combine: add"),
+            "E403 {}:8: stages[0].tune.combine: combine is not used by method propetl with keep: 1",
             "",
         ),
         ((TUNE, f"{TUNE}, keep_best: true"), "E403 {}:8: stages[0].tune.keep_best: keep_best is not used with several", ""),

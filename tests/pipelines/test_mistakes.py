@@ -732,6 +732,20 @@ MISTAKES = [
         "E413 {file}:5: stages[0].tune.burn_in: burn_in is 4 steps, the training has 4",
     ),
     Mistake(
+        "a renewal after the positions are fixed",
+        ("  - select: {count: 4}\n  - tune: {rank: 4", "  - tune: {method: diff_pruning, budget: 9, steps: 9, renew: 4"),
+        "E413 {file}:5: stages[0].tune.renew: renew is 4 steps, the positions are fixed after 4: nothing is ever renewed.",
+        "raise burn_in",
+    ),
+    Mistake(
+        "a renewal after the burn-in",
+        (
+            "  - select: {count: 4}\n  - tune: {rank: 4",
+            "  - tune: {method: child_tuning, child: pruning, budget: 9, burn_in: 2, renew: 3",
+        ),
+        "E413 {file}:5: stages[0].tune.renew: renew is 3 steps, the positions are fixed after 2: nothing is ever renewed.",
+    ),
+    Mistake(
         "a burn-in as long as the passes over the rows",
         ("method: same", "method: diff_pruning, budget: 9, burn_in: 10, epochs: 2"),
         "E413 {file}:8: stages[3].recover: burn_in is 10 steps, the training has 10",

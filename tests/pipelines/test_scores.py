@@ -14,8 +14,12 @@ from compressor.models.modules import MODULES
 from compressor.pruning import scores as functions
 from compressor.pruning_criteria import BY_ROWS, LOSS_POWER, SUMS, Criterion
 from compressor.tasks.data import Data, tensor_batches
+from compressor.tasks.task_kind import kind_of
 from pipelines.engine.base_corrections import _facts, base_corrections, texts_read_otherwise
+from pipelines.engine.runner import prepare
 from pipelines.engine.stage import load_stage
+from pipelines.engine.stage_inputs import fingerprint_of
+from pipelines.file.config import load_pipeline
 from pipelines.stages.merge import config as merge
 from pipelines.stages.prune import mask_weights
 from pipelines.stages.prune.config import STAGE, PruneConfig, PruneItem
@@ -23,7 +27,7 @@ from pipelines.stages.prune.prune_weights import WeightsItem
 from pipelines.stages.prune.remove_units import score
 from tests.compressor.conftest import tiny, tuned
 from tests.pipelines.test_precision import rows_of
-from tests.tiny import write_model
+from tests.tiny import write_model, write_pipeline
 
 QUIET = SimpleNamespace(progress=lambda *_: nullcontext(SimpleNamespace(advance=lambda steps=1: None)))
 
@@ -194,9 +198,9 @@ CHECKPOINTS = {**GROWN, "strategy": "increment", "checkpoints": [3], "modules": 
         ("prune", {"target": {"speedup": 2.0, "lengths": "data", "batch": 64}}, []),
         ("prune", {"target": {"speedup": 2.0, "lengths": "data"}}, []),
         ("prune", {"target": {"speedup": 2.0, "batch": 48}}, []),
-        ("benchmark", {"batch": [1, 48]}, ["rows"]),
-        ("benchmark", {"batch": [1, 48], "real_lengths": False}, []),
-        ("benchmark", {"batch": [1, 64, 65]}, []),
+        ("benchmark", {"batch": [1, 48]}, ["rows", "few_rows"]),
+        ("benchmark", {"batch": [1, 48], "real_lengths": False}, ["few_rows"]),
+        ("benchmark", {"batch": [1, 64, 65]}, ["few_rows"]),
         ("recover", {**GROWN, "strategy": "increment"}, ["grown_positions"]),
         ("recover", {**GROWN, "strategy": "repeat"}, ["grown_positions"]),
         ("recover", EVERYTHING, ["control_positions"]),
@@ -245,3 +249,15 @@ def test_what_a_correction_changed_is_made_again(stage, config, again):
 def test_differences_that_few_rows_were_said_to_show_are_measured_again(stage, version):
     """Version 12 of a benchmark and 11 of an export called four other predictions a difference."""
     assert load_stage(stage).version >= version
+
+
+@pytest.mark.parametrize(("metric", "again"), [("macro_f1", True), ("micro_f1", False)])
+def test_intervals_that_were_drawn_otherwise_before_are_made_again(tmp_path, monkeypatch, metric, again):
+    """Of the metric that was biased, by the stages that measure quality."""
+    stages = [{"select": {"score": "rpca"}}, {"tune": {"method": "dsee"}}, {"merge": None}, {"export": None}, {"report": None}]
+    project = write_pipeline(tmp_path, kind="multilabel", stages=stages)
+    run = prepare(load_pipeline(project, [f"task.metric={metric}"]), tmp_path / "runs")
+    found = [fingerprint_of(run, number, ()) for number in range(len(stages))]
+    monkeypatch.setattr("pipelines.engine.stage_inputs.kind_for", lambda task: kind_of("classification"))
+    before = [fingerprint_of(run, number, ()) for number in range(len(stages))]
+    assert [one != other for one, other in zip(found, before, strict=True)] == [False, again, again, again, False]

@@ -146,10 +146,15 @@ def refusal(rows: int | None, **keys) -> str | None:
         ({"burn_in": 126, "accumulate": 2, "epochs": 2}, 4000, "E413"),
         ({"burn_in": 126, "augment": 1}, 4000, None),  # on more rows
         ({"burn_in": 126}, None, None),
+        ({"renew": 62}, 4000, "E413"),  # positions are fixed after half of 125 steps
+        ({"renew": 61}, 4000, None),
+        ({"renew": 62, "burn_in": 63}, 4000, None),
+        ({"renew": 62, "augment": 1}, 4000, None),
+        ({"renew": 1, "steps": 2}, 4000, None),  # after each step: fixing positions after the first returns the rest, too
         ({}, 1, None),
     ],
 )
-def test_a_burn_in_is_compared_with_the_steps_on_the_rows(keys, rows, code):
+def test_a_burn_in_and_a_renewal_are_compared_with_the_steps_on_the_rows(keys, rows, code):
     """The control of texts without labels has a burn-in of its own."""
     assert refusal(rows, method="diff_pruning", budget=0.01, **keys) == code
 

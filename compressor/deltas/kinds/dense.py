@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from compressor.deltas.burn_in import burn_in_fault, renewal_fault
 from compressor.deltas.kinds.offset import Offset
 from compressor.deltas.kinds.sparse import Sparse
 from compressor.deltas.links import Delta
@@ -233,12 +234,13 @@ def projected_of(links: Sequence[Dense]) -> list[Projected]:
 
 
 def fixed_after(links: Sequence[Dense], steps: int) -> int:
-    """The step after which positions are fixed in a training of `steps`. Raises UserError E413 for one that is not in it."""
-    burn_in = next((link.burn_in for link in projected_of(links)), None)
-    if burn_in is not None and burn_in >= steps:
-        what = f"burn_in is {burn_in:,} steps, the training has {steps:,}"
-        raise UserError("E413", what, "Lower it, or train longer: the positions are trained further after it")
-    return steps // 2 if burn_in is None else burn_in
+    """The step after which positions are fixed in a training of `steps`. Raises UserError E413 for one that is not in it, and
+    for a `renew` that never comes before it."""
+    burn_in, renew = next(((link.burn_in, link.renew) for link in projected_of(links)), (None, None))
+    first = steps // 2 if burn_in is None else burn_in
+    if fault := burn_in_fault(burn_in, steps) or renewal_fault(renew, first):
+        raise UserError("E413", *fault)
+    return first
 
 
 def require_moved(links: Sequence[Projected], steps: int) -> None:

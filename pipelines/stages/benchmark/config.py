@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
 from compressor.models.hub import TEXT2TEXT
+from compressor.models.modules import REST
 from compressor.tasks.task_kind import kind_of
 from export.runtimes.runtime_registry import DEFAULT, RUNNABLE, RUNTIMES
 from pipelines.engine.stage import Entry, Problem, Stage, StageConfig, each_once, entries_after, one_task_only
@@ -163,11 +165,19 @@ def surroundings(config: BenchmarkConfig) -> dict[str, Any]:
 
 def corrected(config: BenchmarkConfig, kinds: Sequence[str]) -> dict[str, Any]:
     """What an earlier version timed otherwise: of own lengths prompts with their targets behind them, and a last batch of fewer
-    rows."""
+    rows. What it compared otherwise: rows that turn from a wrong class to another counted for a difference."""
     from export.latency.passes import was_cut
 
+    of_labels = not any(kind_of(kind).generates for kind in kinds)
     of_prompts, cut = config.real_lengths and "generation" in kinds, config.real_lengths and any(map(was_cut, config.batch))
-    return {**({"prompts": 2} if of_prompts else {}), **({"rows": 2} if cut else {})}
+    found = {"prompts": of_prompts, "rows": cut, "few_rows": of_labels}
+    return {name: 2 for name, is_other in found.items() if is_other}
+
+
+def corrected_after(earlier: Sequence[Entry]) -> dict[str, Any]:
+    """What an earlier version counted otherwise: in the papers' FLOPs Ω in embeddings, norms and biases as multiply-adds."""
+    of_dense = itertools.takewhile(lambda entry: not entry.row.removes, earlier)
+    return {"places": 2} if any(REST in (getattr(entry.config, "modules", None) or ()) for entry in of_dense) else {}
 
 
 STAGE = Stage(
@@ -186,6 +196,7 @@ STAGE = Stage(
     device=lambda config: config.device,
     surroundings=surroundings,
     corrected=corrected,
+    corrected_after=corrected_after,
     lengths=lambda config: [(("length", place), length) for place, length in enumerate(config.length)],
     behind=tokens_behind,
 )

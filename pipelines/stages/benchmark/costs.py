@@ -10,10 +10,12 @@ from typing import Any
 from torch import nn
 
 from compressor.cost import ModelShape, paper_flops_ratio, shape_of
-from compressor.deltas.links import merge_all
+from compressor.deltas.kinds.sparse import Sparse
+from compressor.deltas.links import chain, merge_all
 from compressor.methods import method
+from compressor.models.anatomy import layers_of
 from compressor.models.first_token import reads_first_token
-from compressor.models.modules import STRUCTURES
+from compressor.models.modules import REST, STRUCTURES
 from compressor.pruning.weights import filled_by_merge, nonzeros
 from export.latency.machine_limits import Limits
 from export.runtimes.runtime_registry import RUNTIMES
@@ -76,14 +78,21 @@ def cost_of(
 def delta_of_dense(inputs: Inputs) -> dict[str, Any]:
     """Cost of the dense model's unmerged delta, for the papers' FLOPs: modules, rank and positions (empty after full tuning).
 
-    A training that continues older deltas does not describe them: the one that created them does.
+    A training that continues older deltas does not describe them: the one that created them does. Of positions in everything
+    those in the blocks' matrices count.
     """
     if method(inputs.dense.metadata["method"]).trains_base:
         return {"modules": (), "rank": 0, "places": 0}
     before = itertools.takewhile(lambda artifact: artifact.id != inputs.dense.id, inputs.artifacts)
-    facts = [artifact.metadata for artifact in (*before, inputs.dense)]
-    made = next(entry for entry in reversed(facts) if "places" in entry)
-    return {key: made[key] for key in ("modules", "rank", "places")}
+    made = next(artifact for artifact in reversed([*before, inputs.dense]) if "places" in artifact.metadata)
+    delta = {key: made.metadata[key] for key in ("modules", "rank", "places")}
+    return {**delta, "places": _in_blocks(load_model(made, inputs.base))} if REST in delta["modules"] else delta
+
+
+def _in_blocks(model: nn.Module) -> int:
+    """|Ω| in the blocks' linear layers: a value on an embedding, a norm or a bias is no multiply-add of these."""
+    linears = {layer.linear(name) for layer in layers_of(model) for name in layer.names}
+    return sum(len(link.support()) for linear in linears for link in chain(linear) if isinstance(link, Sparse))
 
 
 def share_of(

@@ -65,6 +65,8 @@ def with_tasks(config: TuneConfig, many: bool, kinds: Sequence[str]) -> Iterable
         yield Problem("E403", "keep_best is not used with several tasks, each with its metric", "Remove it", ("keep_best",))
     if many and row.many_tasks and not row.task_masks:
         yield from meaningless(config, ("combine",), row.name)
+    elif many and config.keep == 1:
+        yield from meaningless(config, ("combine",), f"{row.name} with keep: 1")
     for key in () if many else ("combine", "temperature"):
         if getattr(config, key) is not None:
             yield Problem("E403", f"{key} is not used with one task", "Remove the key, or list several under tasks", (key,))
@@ -92,7 +94,7 @@ def plan(config: TuneConfig, plan: Plan) -> Plan:
 
 def corrected(config: TuneConfig, kinds: Sequence[str]) -> dict[str, Any]:
     """What an earlier version computed otherwise: values on a LoRA whose rank stands in the select, too; adapters at a norm,
-    without weight decay; masks that hide nothing, with scores."""
+    without weight decay; masks that hide nothing, trained and stored."""
     return {**repeated_rank(config), **decayed_at_norms(config), **useless_scores(config)}
 
 
