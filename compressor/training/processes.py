@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +20,9 @@ noticed at once all the same, because its connections close."""
 
 LAUNCHERS = ("LOCAL_RANK", "WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 """Variables of torchrun and MPI by which accelerate, which Trainer uses, connects processes and sets the number of threads."""
+SETTINGS = "ACCELERATE_"
+"""Beginning of the variables by which accelerate compiles a model, hands it to DeepSpeed or rounds it: `accelerate launch` sets
+them from a file of its user, and no pipeline names them."""
 
 
 def launched() -> int:
@@ -114,9 +117,23 @@ def announced() -> bool:
 
 
 @contextlib.contextmanager
-def _alone() -> Iterator[None]:
-    """Context of one process in which accelerate finds no variables of a launcher: they are those of a job around it."""
-    hidden = {name: os.environ.pop(name) for name in LAUNCHERS if name in os.environ}
+def divided_cores() -> Iterator[None]:
+    """Context of a training, in which accelerate finds no settings of its own. Several processes divide torch's threads among
+    themselves, instead of each using all cores; one process keeps all of them."""
+    with _hidden(_foreign()), _share_of_threads():
+        yield
+
+
+def _foreign() -> list[str]:
+    """Variables that are not of this training: accelerate's settings and, in one process, those of a launcher, which are of a
+    job around it."""
+    return [name for name in os.environ if name.startswith(SETTINGS) or (launched() == 1 and name in LAUNCHERS)]
+
+
+@contextlib.contextmanager
+def _hidden(names: Iterable[str]) -> Iterator[None]:
+    """Context in which the environment lacks these variables."""
+    hidden = {name: os.environ.pop(name) for name in names}
     try:
         yield
     finally:
@@ -124,12 +141,10 @@ def _alone() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def divided_cores() -> Iterator[None]:
-    """Context in which the processes divide torch's threads among themselves, instead of each using all cores; one process
-    keeps all of them."""
+def _share_of_threads() -> Iterator[None]:
+    """Context in which torch has this process's share of the threads."""
     if launched() == 1:
-        with _alone():
-            yield
+        yield
         return
     import torch
 

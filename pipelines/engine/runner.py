@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import random
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from rich.console import Console
 
 from compressor.errors import CheckError, CompressError, UserError
 from compressor.memory_faults import memory_fault
-from compressor.processor import default_threads
+from compressor.processor import default_threads, release_memory, resident_memory
 from compressor.training.processes import agreed, launched, lost
+from pipelines.check.estimate import shortages_of_run
 from pipelines.engine.attempt import CHECKS_FAILED, DONE, FAILED, RUNNING, STOPPED
 from pipelines.engine.disk import disk_fault, nothing_left, shortened
 from pipelines.engine.invocation import (
@@ -31,7 +33,7 @@ from pipelines.engine.invocation import (
     holding,
     stopping,
 )
-from pipelines.engine.preflight import check_environment, check_folder, check_inputs, make_plan
+from pipelines.engine.preflight import check_environment, check_folder, check_inputs, make_plans
 from pipelines.engine.results import REPORTS, publish_results, write_account
 from pipelines.engine.stage import Artifact, Stage
 from pipelines.engine.stage_inputs import fingerprint_of, inputs_of
@@ -54,12 +56,14 @@ def run_pipeline(
     force: Sequence[str] = (),
     dry_run: bool = False,
     console: Console | None = None,
+    warn: Callable[[str], None] = lambda line: None,
 ) -> RunResult:
     """Run the stages of a pipeline in order; the result lies in `out`/NAME and the artifacts in `out`/.store.
 
     `from_` and every later stage run again, `until` is the last stage, and each of `force` runs again. Nothing is written
     before the model, the data, the options and the folder are validated. The lock file and the report of the last finished run
-    are kept until this one has finished; run.json records its progress and its end.
+    are kept until this one has finished; run.json records its progress and its end. `warn` is called before, with a line for
+    memory and for disk where the models alone need more than is free.
 
     Raises UserError E111 (unknown stage id), E2xx, E3xx, E5xx (inputs), E801 (folder), E802 (run in use), E803 (damaged
     artifact), E804 (disk full), E807 (an input changed meanwhile), E901 (package missing); whatever the stages raise;
@@ -72,14 +76,18 @@ def run_pipeline(
         check_environment(run.entries[len(ahead) :])
         check_folder(run.out, pipeline.name, [f"{entry.id}.log" for entry in run.entries])
     # last: the plan needs an import of torch, which takes seconds, and which a fully reused run avoids
-    plan = make_plan(run.ready, run.stop_after) if dry_run or len(ahead) < len(run.entries) else None
+    plans = make_plans(run.ready) if dry_run or len(ahead) < len(run.entries) else []
+    short = shortages_of_run(run.entries, plans, len(ahead), run.out) if plans else []
     if dry_run:
-        return RunResult(
-            run.folder, {artifact.entry: artifact for artifact in ahead}, tuple(artifact.entry for artifact in ahead), plan=plan
-        )
+        for line in short:
+            warn(line)
+        reused, plan = {artifact.entry: artifact for artifact in ahead}, plans[run.stop_after] if plans else None
+        return RunResult(run.folder, reused, tuple(reused), plan=plan)
     try:
         with stopping(), holding(run):
-            return _execute(run, console or _console())
+            for line in short:
+                warn(line)
+            return _execute(run, ahead, console or _console())
     except Exception as error:
         fault = coded(error, "the run", [run.folder / "logs"], run.out)
         if fault is error:
@@ -147,14 +155,15 @@ def _console() -> Console:
     return _RunConsole(file=stream, width=None if stream.isatty() else 120, force_terminal=can_move(stream))
 
 
-def _execute(run: Run, console: Console) -> RunResult:
-    """Run every stage in order; run.json is written however the run ends."""
+def _execute(run: Run, ahead: Sequence[Artifact], console: Console) -> RunResult:
+    """Run every stage in order, the first with the artifacts `ahead`; run.json is written however the run ends."""
     display = Display(console, len(run.entries), max(len(entry.id) for entry in run.entries))
     try:
         clear_faults(run)
         write_account(run, RUNNING)
         for line in run.ready.skipped:
             display.say(line)
+        _spare_unfinished(run, ahead)
         run.store.sweep()
         for number, entry in enumerate(run.entries):
             run.current = entry.id
@@ -192,6 +201,15 @@ def _execute(run: Run, console: Console) -> RunResult:
     return RunResult(run.folder, artifacts, reused, report, failures=tuple(run.failures))
 
 
+def _spare_unfinished(run: Run, ahead: Sequence[Artifact]) -> None:
+    """Count what the first stage that must run left unfinished as of now: it goes on from that, however old it is."""
+    number = len(ahead)
+    if number < len(run.entries):
+        unfinished = run.store.unfinished(run.entries[number].name, fingerprint_of(run, number, ahead))
+        with contextlib.suppress(OSError):  # there is none, or it is another user's
+            os.utime(unfinished)
+
+
 def _attempt(run: Run, number: int, display: Display) -> None:
     """Run one stage. A check that fails ends the run, unless the stage is optional."""
     entry = run.entries[number]
@@ -226,7 +244,9 @@ def _advance(run: Run, number: int, display: Display) -> None:
             if not reused:
                 unfinished = run.store.unfinished(entry.name, mark)
                 run.originals.before()
+                held = resident_memory()
                 metadata = _perform(run, number, stage, work, unfinished, display)
+                release_memory(held)
                 run.originals.require()
                 run.store.publish(work, entry.name, mark, stage.produces, metadata, lambda _: display.result(IN_USE))
             run.uses.enter_context(run.store.in_use(entry.name, mark))

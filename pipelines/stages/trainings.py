@@ -42,7 +42,7 @@ from compressor.training.unfinished import CHANGING, is_complete, newest, seal
 from pipelines.engine.stage import Inputs, Progress, Workspace
 from pipelines.stages.generated_texts import main_score, with_texts
 from pipelines.stages.loading import load_model, publish_model, quality_of, recorded, score_tests
-from pipelines.stages.training_config import BUDGETS, TrainingConfig
+from pipelines.stages.training_config import BUDGETS, TrainingConfig, rates_of
 from pipelines.stages.training_verdicts import verdicts
 
 DELTA = "delta.safetensors"
@@ -168,13 +168,10 @@ def rows_of(config: TrainingConfig, data: Data, teacher: Sequence[np.ndarray] | 
 
 def schedule_of(config: TrainingConfig, row: Method, seed: int) -> Schedule:
     """Training length and learning rate of this stage, defaults filled in."""
-    rate = config.learning_rate or row.rate(config)
     decay = 0.01 if row.trains_base else 0.0
     return Schedule(
         epochs=config.epochs,
-        learning_rate=rate,
-        mask_learning_rate=config.mask_learning_rate or row.mask_learning_rate or 10 * rate,
-        final_learning_rate=config.final_learning_rate or 10 * rate,
+        **rates_of(config, row),
         batch_size=config.batch_size,
         accumulate=config.accumulate or 1,
         warmup=Schedule.warmup if config.warmup is None else config.warmup,

@@ -16,6 +16,7 @@ from compressor.errors import UserError
 from compressor.methods import Options
 from compressor.tasks import TaskConfig
 from compressor.tasks.data import read_data
+from compressor.tasks.task_kind import kind_of
 from pipelines.engine.runner import run_pipeline
 from pipelines.engine.stage import Artifact, BaseModelReference, Inputs
 from pipelines.file.config import load_pipeline
@@ -129,7 +130,8 @@ def test_a_control_that_goes_on_from_one_of_labels_is_told_as_that(earlier, lear
 
 
 def test_a_finished_control_is_not_trained_again(made, monkeypatch):
-    """The attempt that failed after it leaves it to the next one."""
+    """The attempt that failed after it leaves it to the next one, without the checkpoints that nothing reads any more."""
+    monkeypatch.setattr("compressor.training.callbacks.SAVE_EVERY", 0.0)
     stages, save = (TUNE, PRUNE, {"recover": {**FAST, "learning_rate": 0.01}}), run.train_and_save
 
     def stop(*_, **__):
@@ -138,6 +140,8 @@ def test_a_finished_control_is_not_trained_again(made, monkeypatch):
     monkeypatch.setattr(run, "train_and_save", stop)
     with pytest.raises(UserError, match="stopped"):
         made(*stages)
+    (finished,) = made(TUNE)["tune"].folder.parent.glob(f".unfinished-recover-*/{CONTROL}/{control.FINISHED}")
+    assert [*finished.parent.iterdir()] == [finished]
     monkeypatch.setattr(run, "train_and_save", save)
     monkeypatch.setattr(control, "_train", stop)
     assert made(*stages)["recover"].metadata["control"]["recoveries"] == 1
@@ -222,6 +226,20 @@ def test_it_is_another_where_texts_are_compared_with_others(tmp_path, kind, metr
     assert rows[0] == rows[1] and (fingerprints[0] != fingerprints[1]) is is_another
 
 
+@pytest.mark.parametrize(("metric", "again"), [("macro_f1", True), ("micro_f1", False)])
+def test_one_whose_interval_was_drawn_otherwise_before_is_made_again(tmp_path, monkeypatch, metric, again):
+    """With its recovery, which would find it in the store."""
+    rows = SimpleNamespace(tokens=[[5, 6]], labels=np.array([[True]]))
+    data = SimpleNamespace(train=rows, validation=rows)
+    task = TaskConfig(train="train.tsv", validation="dev.tsv", kind="multilabel", metric=metric)
+    dense = Artifact(tmp_path, "tune", "model", "tune", "tune", {}, {})
+    inputs = Inputs(BaseModelReference("model", tmp_path, "a"), task, 0, dense=dense, threads=1)
+    training = ControlTraining(RecoverConfig(**FAST), Lessons(data), data, "lora", None, [], {})
+    found = training.fingerprint(inputs)
+    monkeypatch.setattr(control, "kind_for", lambda task: kind_of("multilabel").with_metric("micro_f1"))
+    assert (training.fingerprint(inputs) != found) is again
+
+
 def test_each_thing_that_decides_it_makes_it_another(tmp_path, monkeypatch):
     rows = SimpleNamespace(tokens=[[5, 6]], labels=np.array([1]))
     data = SimpleNamespace(train=rows, validation=rows)
@@ -266,6 +284,35 @@ def test_a_burn_in_that_its_fewer_steps_do_not_reach_is_the_default(burn_in, kep
     assert (config.epochs, config.burn_in, learned.data) == (3, kept, labels)
 
 
+@pytest.mark.parametrize(("renew", "kept"), [(6, 6), (7, None)])
+def test_a_renewal_that_its_fewer_steps_do_not_reach_is_left_out(renew, kept):
+    """Of 100 steps on texts; its 15 steps on labels fix the positions after 7."""
+    keys = {"method": "diff_pruning", "budget": 9, "texts": "texts.txt", "steps": 100, "batch_size": 8}
+    labels, texts = (SimpleNamespace(train=range(count)) for count in (40, 400))
+    config, _ = lessons_of_control(RecoverConfig(**keys, renew=renew), labels, Lessons(texts, texts=360), "lora")
+    assert config.renew == kept
+
+
+@pytest.mark.parametrize(
+    ("method", "key", "given", "rate"),
+    [
+        ("diff_pruning", "final_learning_rate", 0.05, 3e-3),
+        ("diff_pruning", "final_learning_rate", 1e-3, 1e-3),
+        ("diff_pruning", "mask_learning_rate", 1.0, 0.1),
+        ("propetl", "mask_learning_rate", 0.05, 1e-2),
+        ("propetl", "mask_learning_rate", 1e-3, 1e-3),
+    ],
+)
+def test_no_rate_of_one_that_learns_labels_is_higher_than_is_usual(method, key, given, rate):
+    """Neither that behind a projection nor that of masks: it would be a weaker baseline. Such a recovery is made again."""
+    keys = {"method": method, **({"budget": 9} if method == "diff_pruning" else {}), "texts": "texts.txt", key: given}
+    labels, texts = (SimpleNamespace(train=range(count)) for count in (40, 400))
+    config, _ = lessons_of_control(RecoverConfig(**keys), labels, Lessons(texts, texts=360), "lora")
+    assert getattr(config, key) == pytest.approx(rate)
+    for others, again in (({}, given > rate), ({"control": False}, False), ({"teacher": "larger"}, False)):
+        assert ("control_rates" in control.corrected(RecoverConfig(**keys, **others))) is again
+
+
 def test_the_estimate_of_a_run_counts_it():
     """As much again as the training of the dense model, where something was pruned before."""
     dense = ModelShape(32, (LayerShape(4, 8, 24),) * 2, other=1000, head=66, head_macs=64)
@@ -274,16 +321,24 @@ def test_the_estimate_of_a_run_counts_it():
     plan = Plan(dense, pruned, model=None, trainable=(("recover", 500),), trained=by["lora"], tuned=dense)
     with_it, without = (estimate(RecoverConfig(epochs=3, control=control), plan, plan, rows) for control in (True, False))
     assert with_it["flops"] - without["flops"] == (2 * 100 * 3 + 50) * dense.flops(10)
-    assert with_it["memory"] > without["memory"] and with_it["disk"] == 2 * without["disk"]
+    assert with_it["memory"] > without["memory"] and with_it["disk"] == 3 * without["disk"], "its state is in the cache, too"
+    # 12 bytes a parameter, of three checkpoints while one is written; the finished control lies beside those of the pruned
+    trained = 500 + pruned.head
+    assert [each["unfinished"] for each in (with_it, without)] == [36 * trained + without["disk"], 36 * trained]
     whole = estimate(RecoverConfig(epochs=3, control=False), replace(plan, trained=by["full"]), plan, rows)
     assert whole["flops"] - without["flops"] == 100 * 3 * pruned.flops(10), "same after full trains every weight"
-    assert whole["disk"] == pruned.bytes != without["disk"]
+    assert whole["disk"] == pruned.bytes != without["disk"] and whole["unfinished"] == 36 * trained
+    beside = estimate(RecoverConfig(epochs=3), replace(plan, trained=by["full"]), plan, rows)
+    assert beside["disk"] == pruned.bytes + 2 * dense.bytes
+    assert beside["unfinished"] == 36 * (trained + dense.parameters - pruned.parameters), "more than beside the finished one"
     # texts are learned beside the training rows, and the teacher computes them once
     learned = rows | {"texts": {"rows": 300, "mean": 10}}
     of_texts = estimate(RecoverConfig(texts="texts.txt", steps=10, control=False), plan, plan, learned)
     assert of_texts["flops"] == (2 * 10 * 32 + 50) * pruned.flops(10) + 400 * dense.flops(10)
     kept = RecoverConfig(epochs=3, batch_size=10, keep_best=True, evaluate_every=4)
-    assert estimate(kept, plan, plan, rows)["flops"] - with_it["flops"] == 8 * 50 * (dense.flops(10) + pruned.flops(10))
+    best = estimate(kept, plan, plan, rows)
+    assert best["flops"] - with_it["flops"] == 8 * 50 * (dense.flops(10) + pruned.flops(10))
+    assert best["unfinished"] - with_it["unfinished"] == 12 * trained, "the best parameters, too"
     accumulated = estimate(RecoverConfig(texts="texts.txt", steps=5, accumulate=2, control=False), plan, plan, learned)
     assert accumulated == of_texts, "as many rows in each of the batches"
     taught = estimate(RecoverConfig(texts="texts.txt", steps=10), plan, plan, learned)

@@ -30,6 +30,7 @@ from pipelines.stages.training_config import (
     method_problems,
     methods_with,
     on_of,
+    rates_of,
     repeated_rank,
     trains_base,
     useless_scores,
@@ -271,25 +272,32 @@ def plan(config: RecoverConfig, plan: Plan) -> Plan:
     return replace(plan, shape=shape, trained=(*before, added), trainable=(*plan.trainable, (name, count - frozen)))
 
 
-def rate_of_labels(config: RecoverConfig, before: str) -> float:
-    """Default learning rate where labels are learned; `before` is the method of the training before."""
-    return method(before if config.method == "same" else config.method).rate(config)
+RATES = ("learning_rate", "mask_learning_rate", "final_learning_rate")
+"""Keys of the learning rates."""
+
+
+def rates_of_labels(config: RecoverConfig, before: str) -> dict[str, float]:
+    """Default learning rates where labels are learned, by key; `before` is the method of the training before."""
+    usual = config.model_copy(update=dict.fromkeys(RATES))
+    return rates_of(usual, method(before if config.method == "same" else config.method))
 
 
 def corrected(config: RecoverConfig, kinds: Sequence[str] = ()) -> dict[str, Any]:
-    """What an earlier version computed otherwise: a control that learned labels at any given rate, or stopped at the
-    checkpoints of a growing Ω, or named no kind of task in its state; a second adapter at a norm, which hid the first;
-    scored texts, learnt where white space or what the base's tokenizer normalizes differed; positions that a training chose
-    where a mask hides; a control of `modules: everything` that trained its matrices alone; values on a LoRA whose rank stands
-    in the select, too; adapters at a norm, without weight decay; masks that hide nothing, with scores."""
+    """What an earlier version computed otherwise: a control that learned labels at any given rate, also of masks or behind a
+    projection, or stopped at the checkpoints of a growing Ω, or named no kind of task in its state; a second adapter at a norm,
+    which hid the first; scored texts, learnt where white space or what the base's tokenizer normalizes differed; positions that
+    a training chose where a mask hides; a control of `modules: everything` that trained its matrices alone; values on a LoRA
+    whose rank stands in the select, too; adapters at a norm, without weight decay; masks that hide nothing, with scores."""
     of_labels = config.control and config.unlabelled and config.teacher is None
-    given = of_labels and config.learning_rate is not None
-    higher = given and (config.method == "same" or config.learning_rate > rate_of_labels(config, config.method))
+    given = [key for key in RATES if of_labels and getattr(config, key) is not None]
+    usual = rates_of_labels(config, config.method) if given and config.method != "same" else {}
+    higher = {key for key in given if getattr(config, key) > usual.get(key, 0)}
     at_norms = config.method == "adapter" and config.placement == "adapterhub"
     unnamed = config.control and any(names_kind(kind_of(kind)) for kind in kinds)
     grown = config.strategy in ("increment", "repeat")
     return {
-        **({"control": 2} if higher else {}),
+        **({"control": 2} if "learning_rate" in higher else {}),
+        **({"control_rates": 2} if higher - {"learning_rate"} else {}),
         **({"control_checkpoints": 2} if of_labels and config.checkpoints else {}),
         **({"norm_adapters": 2} if at_norms else {}),
         **({"control_kind": 2} if unnamed else {}),

@@ -24,6 +24,7 @@ from safetensors.numpy import load_file
 from torch import nn
 
 from compressor.checkpoint import load_state, save_state
+from compressor.deltas.burn_in import renewal_fault
 from compressor.digests import sha256_of
 from compressor.errors import UserError
 from compressor.methods import Options, method
@@ -41,8 +42,8 @@ from pipelines.engine.store import digest, fingerprint
 from pipelines.reporting.format import scaled
 from pipelines.stages.loading import judged, load_model, recorded, score_tests
 from pipelines.stages.once import once
-from pipelines.stages.recover.config import CONTROL, STAGE, RecoverConfig, corrected, rate_of_labels
-from pipelines.stages.recover.lessons import Lessons
+from pipelines.stages.recover.config import CONTROL, STAGE, RecoverConfig, corrected, rates_of_labels
+from pipelines.stages.recover.lessons import Lessons, json_sha256
 from pipelines.stages.recover.preparing import prepare, teaching
 from pipelines.stages.training_plan import PASSES_OF_LABELS
 from pipelines.stages.trainings import load_options, schedule_of, train_model
@@ -135,7 +136,7 @@ class ControlTraining:
                 **corrected(self.config, [inputs.task.kind]),
                 "config": self.config.model_dump(mode="json", exclude={"id", "control", "texts", "teacher"}, exclude_none=True),
                 "start": [digest(inputs.dense), inputs.base.sha256, start, self.before],
-                "rows": hashlib.sha256(json.dumps([rows, positions]).encode()).hexdigest(),
+                "rows": json_sha256([rows, positions]),
                 "logits": None if logits is None else hashlib.sha256(np.ascontiguousarray(logits)).hexdigest(),
                 **_measured_by(inputs.task),
                 "run": [inputs.seed, inputs.threads, accelerator(), *map(distribution, STAGE.packages)],
@@ -146,7 +147,8 @@ class ControlTraining:
 
 def _measured_by(task: TaskConfig) -> dict[str, Any]:
     """What a task chooses to be measured by, where it does: its metric, how texts are generated for it, and the content of the
-    files that are only scored. That of the validation file where texts are compared, which tokens and labels do not hold."""
+    files that are only scored. That of the validation file where texts are compared, which tokens and labels do not hold. How
+    the interval is drawn, where that was another."""
     tests = {"tests": {name: sha256_of(path) for name, path in task.tests.items()}} if task.tests else {}
     kind = kind_for(task)
     of_texts = kind.metric.of_texts
@@ -155,6 +157,8 @@ def _measured_by(task: TaskConfig) -> dict[str, Any]:
     return {
         **({"metric": [task.metric, task.positive], **decoded, **tests} if task.metric or tests else {}),
         **({"validation": sha256_of(task.validation)} if compared else {}),
+        # an earlier version drew the rows of such metrics with a bias
+        **({"intervals": 2} if kind.output_metric.resampled else {}),
     }
 
 
@@ -207,6 +211,8 @@ def _train(training: ControlTraining, inputs: Inputs, workspace: Workspace, work
     write_tensors({"predicted": torch.from_numpy(np.ascontiguousarray(found.predicted))}, finished / PREDICTED)
     (finished / FACTS).write_text(json.dumps(facts))
     seal(finished)
+    for checkpoint in work.glob("checkpoint-*"):  # nothing goes on from them any more
+        shutil.rmtree(checkpoint, ignore_errors=True)
 
 
 def _pack(folder: Path) -> bytes:
@@ -230,17 +236,22 @@ def lessons_of_control(config: RecoverConfig, data: Data, lessons: Lessons, befo
     nothing: then the labels of the task's training rows. `before` is the method of the training before.
 
     At a higher rate than is usual with labels, a model that is tuned already would lose quality, and be a weaker baseline. A
-    `burn_in` that does not end within the fewer steps on labels is the default, half of them; `checkpoints`, of which nothing
-    is kept of a control, may be more than these steps and are left out.
+    `burn_in` that does not end within the fewer steps on labels is the default, half of them; a `renew` that would never come
+    before it is left out, as are `checkpoints`, of which nothing is kept of a control, and which may be more than these steps.
     """
     if not lessons.texts or config.teacher is not None:
         return config, lessons
     passes = min(config.passes(len(lessons.data.train)) * len(lessons.data.train) / len(data.train), PASSES_OF_LABELS)
-    rate = config.learning_rate and min(config.learning_rate, rate_of_labels(config, before))
-    of_labels = {"texts": None, "augment": None, "distill": False, "steps": None, "epochs": passes, "learning_rate": rate}
+    usual = rates_of_labels(config, before).items()
+    rates = {key: min(given, most) for key, most in usual if (given := getattr(config, key)) is not None}
+    of_labels = {"texts": None, "augment": None, "distill": False, "steps": None, "epochs": passes, **rates}
     of_control = config.model_copy(update={**of_labels, "checkpoints": None})
     if config.burn_in is not None and config.burn_in >= _steps(of_control, len(data.train)):
         of_control = of_control.model_copy(update={"burn_in": None})
+    if config.renew is not None:
+        first = of_control.burn_in or _steps(of_control, len(data.train)) // 2
+        if renewal_fault(config.renew, first):
+            of_control = of_control.model_copy(update={"renew": None})
     return of_control, Lessons(data)
 
 
