@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
 import platform
 from collections.abc import Collection, Sequence
@@ -25,6 +27,10 @@ MEMBERSHIP = Path("/proc/self/cgroup")
 """The file that lists the control groups of this process."""
 MEMINFO = Path("/proc/meminfo")
 """The file with the memory of the machine; systems other than Linux have none."""
+STATM = Path("/proc/self/statm")
+"""The file with the memory of this process, in pages: all, then those that it holds."""
+WORTH_RELEASING = 2**28
+"""Bytes by which a process must have grown to look for what it no longer needs."""
 NO_LIMIT = 2**60
 """Control groups 1 write about 2^63 bytes where memory is not limited."""
 
@@ -100,6 +106,25 @@ def free_memory(root: Path = CGROUP, membership: Path = MEMBERSHIP, meminfo: Pat
     available = [int(words[1]) * 1024 for words in _rows(meminfo) if words[:1] == ["MemAvailable:"]]
     machine = available[0] if available else _pages() * os.sysconf("SC_PAGE_SIZE")
     return max(min([machine, *(limit - used for limit, used in _memory_limits(root, membership))]), 0)
+
+
+def resident_memory(statm: Path = STATM) -> int:
+    """Bytes of memory that this process holds; 0 where the system does not say."""
+    words = _words(statm)
+    return int(words[1]) * os.sysconf("SC_PAGE_SIZE") if words else 0
+
+
+def release_memory(before: int) -> None:
+    """Give the system back what work of this process has freed, of which it had `before` bytes. What libraries free in small
+    parts, such as graphs and tokens, the C library keeps until it is asked (glibc's malloc_trim).
+
+    Where it grew by less than WORTH_RELEASING nothing is done: to look for objects in reference cycles takes a moment.
+    """
+    if resident_memory() - before < WORTH_RELEASING:
+        return
+    gc.collect()
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+        trim(0)
 
 
 def _pages() -> int:

@@ -30,7 +30,8 @@ class Score:
     - `batch`: rows of a gradient by default; 0 for a score of the weights alone;
     - `of_blocks`: it takes the pretrained matrices of the blocks only;
     - `own_seed`: each matrix has a seed of its own: with one, those of equal shape would get equal positions;
-    - `blind`: the factor of a new LoRA or adapter, of which one is drawn and the other 0, in which every score is 0.
+    - `blind`: the factor of a new LoRA or adapter, of which one is drawn and the other 0, in which every score is 0;
+    - `width`: the bytes of a score.
     """
 
     reads: tuple[str, ...] = ()
@@ -38,12 +39,13 @@ class Score:
     of_blocks: bool = False
     own_seed: bool = False
     blind: Literal["drawn", "zero"] | None = None
+    width: int = 4
 
 
 SCORES = {
     "rpca": Score(("setting", "rank"), of_blocks=True),
     "magnitude": Score(blind="zero"),
-    "pafi": Score(),
+    "pafi": Score(width=8),
     "random": Score(own_seed=True),
     "fish": Score(OF_DATA, batch=1, blind="drawn"),
     "sam": Score(OF_DATA, batch=16, blind="drawn"),

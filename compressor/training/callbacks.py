@@ -14,7 +14,9 @@ from compressor.training.divergence import Watch
 from compressor.training.processes import agreed
 
 SAVE_EVERY = 30.0
-"""Seconds between the checkpoints of a training."""
+"""Seconds between the checkpoints of a training, ..."""
+QUICK_SAVE = SAVE_EVERY / 20
+"""... where writing one takes no more than these: a slower one puts off the next in proportion."""
 
 CLIP = 1.0
 """Norm to which the gradients of all trainable parameters together are clipped."""
@@ -59,18 +61,23 @@ class DenseLinks(TrainerCallback):
 
 
 class Save(TrainerCallback):
-    """Callback that saves a checkpoint whenever `seconds` (SAVE_EVERY) have passed since the last, but none after the last
-    step: a training resumed there would take another step."""
+    """Callback that saves a checkpoint whenever `seconds` (SAVE_EVERY) have passed since the last, or more where that took
+    longer than QUICK_SAVE, but none after the last step: a training resumed there would take another step."""
 
     def __init__(self, seconds: float | None = None):
-        self.seconds, self.last = SAVE_EVERY if seconds is None else seconds, time.monotonic()
+        self.seconds = self.pause = SAVE_EVERY if seconds is None else seconds
+        self.before = self.last = time.monotonic()
 
     def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step < state.max_steps and agreed(lambda: time.monotonic() - self.last >= self.seconds):
+        if state.global_step < state.max_steps and agreed(lambda: time.monotonic() - self.last >= self.pause):
             control.should_save = True
+
+    def on_log(self, args, state, control, **kwargs):
+        self.before = time.monotonic()  # every step logs its loss right before it saves, after evaluations
 
     def on_save(self, args, state, control, **kwargs):
         self.last = time.monotonic()
+        self.pause = self.seconds * max(1.0, (self.last - self.before) / QUICK_SAVE)
 
 
 class Report(TrainerCallback):

@@ -10,7 +10,11 @@ The rules give the order of magnitude:
   rule;
 - where texts are generated, each of their tokens costs a pass of one token, and each step the time in which weights are read;
 - FLOPs run at a share of the speed of one large matrix product on this machine, between FAST and SLOW;
-- training holds 16 bytes for each parameter that it trains and 4 for the others, and the activations of its largest batch;
+- training holds 16 bytes for each parameter that it trains and 4 for the others, and the activations of its largest batch,
+  where texts are learned several times the scores of the vocabulary, too;
+- scores of weights that are ranked together are held several times, and an export several copies of the dense model;
+- until it is done, a training keeps up to three checkpoints in the output folder, of 12 bytes for each parameter that it trains
+  (16 with `keep_best`);
 - what is timed against each other is open at once, one process a file; files that are only timed are temporary ones.
 """
 
@@ -20,9 +24,9 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from compressor.account import Plan
 from compressor.cost import human_bytes
@@ -40,6 +44,8 @@ SPREAD = 2.0
 """Work counted in seconds may take up to this many times as long."""
 LIBRARIES = 1_200_000_000
 """Memory of torch, transformers and a runtime, in bytes."""
+FEWEST = {"train": 1, "validation": 1, "tests": 0, "sequences": 1, "mean": 1, "longest": 1}
+"""The fewest rows and tokens that stages may find, as `rows_of` counts them."""
 
 
 def needs_of(pipeline: Pipeline, plans: Sequence[Plan], account: dict[str, Any], threads: int, out: Path) -> dict[str, Any]:
@@ -48,52 +54,78 @@ def needs_of(pipeline: Pipeline, plans: Sequence[Plan], account: dict[str, Any],
     `plans` are the closed forms after every stage, `account` is what `checkup.account_of` found. Adds warnings to it.
     """
     rows = rows_of(account)
-    works = [
-        work(entry, plan, before, rows | files_of(entry, account))
-        for entry, plan, before in zip(pipeline.stages, plans, (plans[0], *plans[:-1]), strict=True)
-    ]
+    works = _works(pipeline.stages, plans, lambda entry: rows | files_of(entry, account))
     speed, device = flops_a_second(threads)
     flops, constant = sum(estimate["flops"] for estimate in works), sum(estimate["seconds"] for estimate in works)
     seconds = (flops / (FAST * speed) + constant, flops / (SLOW * speed) + SPREAD * constant)
-    memory = LIBRARIES + max((estimate["memory"] for estimate in works), default=0)
-    disk, temporary = sum(estimate["disk"] for estimate in works), max((estimate["temporary"] for estimate in works), default=0)
-    folder = Path(tempfile.gettempdir())
-    free = {"memory": free_memory(), "disk": free_disk(out), "temporary": free_disk(folder)}
-    if apart := on_another_disk(folder, out):
-        _warn(account, "temporary files", temporary, free["temporary"], f" in {folder}")
-    else:
-        disk += temporary
+    spaces = spaces_of(works, out)
     try:
         require_writable(out, "give --out")
     except UserError as error:
         account["warnings"].append(f"{error.where}: {error.what}; {error.fix}")
-    _warn(account, "memory", memory, free["memory"])
-    _warn(account, "disk", disk, free["disk"])
+    account["warnings"] += shortages(spaces)
     least, most = (human_seconds(bound) for bound in seconds)
     busy = "; other programs keep the processors busy" if os.getloadavg()[0] > (os.cpu_count() or 1) else ""
-    lines = {
-        "time": f"about {least} to {most} ({speed / 1e9:,.0f} GFLOP/s measured, {device}{busy})",
-        "memory": f"about {human_bytes(memory)}, {human_bytes(free['memory'])} free",
-        "disk": f"about {human_bytes(disk)}, {human_bytes(free['disk'])} free",
+    time_line = f"about {least} to {most} ({speed / 1e9:,.0f} GFLOP/s measured, {device}{busy})"
+    of_spaces = {
+        space.name: f"about {human_bytes(space.needed)}, {human_bytes(space.free)} free{space.place}" for space in spaces
     }
-    if apart and temporary:
-        lines["temporary files"] = f"about {human_bytes(temporary)}, {human_bytes(free['temporary'])} free in {folder}"
+    memory, disk = spaces[:2]
     return {
         "seconds": seconds,
         "flops_a_second": speed,
-        "memory_bytes": memory,
-        "disk_bytes": disk,
-        "temporary_bytes": temporary,
-        "free": free,
-        "told": lines,
+        "memory_bytes": memory.needed,
+        "disk_bytes": disk.needed,
+        "temporary_bytes": _most(works, "temporary"),
+        "free": {"memory": memory.free, "disk": disk.free, "temporary": free_disk(Path(tempfile.gettempdir()))},
+        "told": {"time": time_line, **of_spaces},
     }
 
 
-def _warn(account: dict[str, Any], name: str, need: int, free: int, where: str = "") -> None:
-    """Add a warning to the account where more is needed than is free."""
-    if need > free:
-        what = f"about {human_bytes(need)} of {name} are needed"
-        account["warnings"].append(f"{what}, {human_bytes(free)} are free{where}")
+def shortages_of_run(entries: Sequence[Entry], plans: Sequence[Plan], first: int, out: Path) -> list[str]:
+    """What `needs_of` would warn of for the stages from number `first` on, as far as it follows from their models alone:
+    whatever the rows are, they need as much. `plans` are the closed forms after every stage."""
+    works = _works(entries, plans[: len(entries)], lambda entry: FEWEST)
+    return shortages(spaces_of(works[first:], out))
+
+
+def _works(
+    entries: Sequence[Entry], plans: Sequence[Plan], rows_for: Callable[[Entry], dict[str, Any]]
+) -> list[dict[str, float]]:
+    """What each stage needs, on the rows that `rows_for` gives for it."""
+    pairs = zip(entries, plans, (plans[0], *plans[:-1]), strict=True)
+    return [work(entry, plan, before, rows_for(entry)) for entry, plan, before in pairs]
+
+
+class Space(NamedTuple):
+    """Bytes that stages need of something, and that are free of it; `place` ends a line about them."""
+
+    name: str
+    needed: int
+    free: int
+    place: str = ""
+
+
+def spaces_of(works: Sequence[dict[str, float]], out: Path) -> list[Space]:
+    """Memory and disk, and temporary files where there are some on another disk than the output folder."""
+    memory, temporary = LIBRARIES + _most(works, "memory"), _most(works, "temporary")
+    disk, folder = sum(each["disk"] for each in works) + _most(works, "unfinished"), Path(tempfile.gettempdir())
+    apart = temporary > 0 and on_another_disk(folder, out)
+    spaces = [Space("memory", memory, free_memory()), Space("disk", disk + (not apart) * temporary, free_disk(out))]
+    return [*spaces, *([Space("temporary files", temporary, free_disk(folder), f" in {folder}")] if apart else [])]
+
+
+def _most(works: Sequence[dict[str, float]], key: str) -> int:
+    return max((each[key] for each in works), default=0)
+
+
+def shortages(spaces: Sequence[Space]) -> list[str]:
+    """A line for each of which more is needed than is free."""
+    return [
+        f"about {human_bytes(space.needed)} of {space.name} are needed, {human_bytes(space.free)} are free{space.place}"
+        for space in spaces
+        if space.needed > space.free
+    ]
 
 
 def files_of(entry: Entry, account: dict[str, Any]) -> dict[str, Any]:
@@ -137,10 +169,10 @@ def _generated(splits: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def work(entry: Entry, plan: Plan, before: Plan, rows: dict[str, Any]) -> dict[str, float]:
-    """FLOPs, further seconds, bytes of memory, bytes left on disk and bytes of temporary files of one stage: what its row says,
-    else the usual."""
+    """FLOPs, further seconds, bytes of memory, bytes left on disk, and of what a stage has there or in temporary files until it
+    is done: what its row says, else the usual."""
     shape, forward = plan.shape, plan.shape.flops(rows["mean"])
-    usual = {"flops": 0, "seconds": 1.0, "memory": 2 * shape.bytes, "disk": 0, "temporary": 0}
+    usual = {"flops": 0, "seconds": 1.0, "memory": 2 * shape.bytes, "disk": 0, "unfinished": 0, "temporary": 0}
     if entry.row.publishes_model:  # at most all weights
         measured = rows["validation"] + rows["tests"] * entry.row.scores_tests
         generating, waiting = work_of_texts(shape, rows, 1, tests=1) if entry.row.scores_tests else (0, 0)

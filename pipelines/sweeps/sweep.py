@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -65,7 +66,7 @@ def sweep(
     with _held(folder), _earlier_kept(folder, say):
         board = TrialBoard(plan.count, say, console, functools.partial(out_of_reach, plan))
         search = SearchTrials(plan, pipeline, folder, make, board.note) if plan.search else None
-        ended = _run(search.jobs() if search else jobs, engine, board, search)
+        ended = _run(_first_warns(search.jobs()) if search else [*_first_warns(jobs)], engine, board, search)
         trials = search.trials if search else trials
         outcomes = {trial.name: ended[trial.name] for trial in trials}
         if (errors := [outcome.error for outcome in outcomes.values() if outcome.error]) and len(errors) == len(outcomes):
@@ -157,6 +158,12 @@ def _run(jobs: Jobs, engine: Engine, board: TrialBoard, search: SearchTrials | N
         stop.reported = True
         raise
     return outcomes
+
+
+def _first_warns(jobs: Jobs) -> Iterator[TrialJob | None]:
+    """The jobs, of which the first says where memory or disk will not do: the others need about as much."""
+    for job, first in zip(jobs, itertools.chain([True], itertools.repeat(False)), strict=False):
+        yield replace(job, warns=True) if job and first else job
 
 
 def _raise_if_mistakes(plan: SweepPlan, errors: Sequence[CompressError]) -> None:

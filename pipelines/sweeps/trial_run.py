@@ -20,6 +20,7 @@ from rich.console import Console
 from compressor.errors import CheckError, CompressError, UserError, UserErrors
 from compressor.models.architectures import add_row
 from compressor.models.hub import resolve
+from compressor.printable import printable
 from compressor.run_store import LOCK_FILE
 from compressor.tasks.task_kind import kind_for
 from pipelines.engine.lockfile import read_lock
@@ -62,6 +63,8 @@ class TrialJob:
     fault: UserError | None = None
     digests: Mapping[str, str] = field(default_factory=dict)
     """sha256 that each of its data files, by path, and models, by reference, had when the sweep started."""
+    warns: bool = False
+    """Whether it says where memory or disk will not do: one trial of a sweep."""
 
 
 @dataclass(frozen=True)
@@ -139,10 +142,15 @@ def _run(job: TrialJob, console: Console | None) -> RunResult:
     """Run the pipeline, once no other process holds its run folder."""
     from pipelines.engine.runner import run_pipeline
 
-    deadline = time.monotonic() + LONGEST_WAIT
+    deadline, shown = time.monotonic() + LONGEST_WAIT, console or PlainConsole(stderr=True)
+
+    def warn(line: str) -> None:
+        if job.warns:
+            shown.print(f"warning: {printable(line)}", markup=False, highlight=False, soft_wrap=True)
+
     while True:
         try:
-            return run_pipeline(job.pipeline, job.out, until=job.until, console=console)
+            return run_pipeline(job.pipeline, job.out, until=job.until, console=console, warn=warn)
         except UserError as error:
             if error.code != "E802" or time.monotonic() > deadline:
                 raise

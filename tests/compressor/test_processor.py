@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -142,3 +143,22 @@ def test_a_system_that_tells_neither_the_cores_of_a_process_nor_free_memory(tmp_
     groups = write_groups(tmp_path, "", {})
     everything = known["SC_PAGE_SIZE"] * known["SC_PHYS_PAGES"]
     assert processor.free_memory(*groups, meminfo=tmp_path / "none") == everything > processor.free_memory(*groups)
+
+
+@pytest.mark.parametrize("library", ["glibc", "musl"])
+@pytest.mark.parametrize(("grown", "asked"), [(processor.WORTH_RELEASING - 1, []), (processor.WORTH_RELEASING, ["gc", "trim"])])
+def test_memory_that_work_has_freed_is_given_back(monkeypatch, library, grown, asked):
+    """By the C library, where it has a function for it; after the objects in reference cycles are gone."""
+    said = []
+    functions = {"malloc_trim": lambda pad: said.append("trim")} if library == "glibc" else {}
+    monkeypatch.setattr(processor, "ctypes", SimpleNamespace(CDLL=lambda name: SimpleNamespace(**functions)))
+    monkeypatch.setattr(processor, "gc", SimpleNamespace(collect=lambda: said.append("gc")))
+    monkeypatch.setattr(processor, "resident_memory", lambda: 1000 + grown)
+    processor.release_memory(1000)
+    assert said == [word for word in asked if word != "trim" or functions]
+
+
+def test_the_memory_that_this_process_holds(tmp_path):
+    assert processor.resident_memory(tmp_path / "nowhere") == 0
+    (tmp_path / "statm").write_text("900 70 30 1 0 200 0\n")
+    assert processor.resident_memory(tmp_path / "statm") == 70 * os.sysconf("SC_PAGE_SIZE")

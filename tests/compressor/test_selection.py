@@ -69,6 +69,7 @@ def test_every_score_repeats_and_fills(score):
     weight = torch.randn(48, 48, generator=torch.Generator().manual_seed(0))
     first = select(weight, score, 9, seed=3)
     assert len(first) == 9 and torch.equal(first, select(weight, score, 9, seed=3))
+    assert weight_score(weight, score, seed=3).element_size() == SCORES[score].width
 
 
 @settings(max_examples=30, deadline=None)

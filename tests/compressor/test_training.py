@@ -6,10 +6,12 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,6 +24,8 @@ from compressor.deltas.links import chain, plain_name
 from compressor.deltas.sources import Scores
 from compressor.errors import UserError
 from compressor.storage import delta_file
+from compressor.training import callbacks
+from compressor.training.processes import divided_cores
 from compressor.training.schedule import Schedule
 from compressor.training.trainer import Collator, train, trainer_of
 from compressor.training.unfinished import changing, newest, seal
@@ -196,6 +200,45 @@ def test_a_damaged_checkpoint_is_left_for_the_one_before(tmp_path):
     assert newest(tmp_path).name == "checkpoint-46", "sealed, but not finite"
     (tmp_path / "checkpoint-46" / "manifest.json").unlink()
     assert newest(tmp_path) is None
+
+
+def test_a_training_goes_on_whose_checkpoints_are_ahead_of_the_clock(tmp_path):
+    """The clock was set back, or they were copied from a machine ahead of this one: the last one written is the newest."""
+    schedule, ahead = replace(FAST, epochs=1, max_steps=6), time.time() + 3600
+    _, losses, _ = run("lora", tmp_path / "whole", schedule=schedule)
+
+    def stop(_: str) -> None:
+        if (tmp_path / "cut" / "checkpoint-3").is_dir():
+            raise Cut
+
+    with pytest.raises(Cut):
+        run("lora", tmp_path / "cut", stop, save_every=0.0, schedule=schedule)
+    for name in ("checkpoint-2", "checkpoint-3"):
+        os.utime(tmp_path / "cut" / name, (ahead, ahead))
+    told = []
+    _, again, _ = run("lora", tmp_path / "cut", told.append, save_every=0.0, schedule=schedule)
+    assert again == losses and told.count("resumed") == 3
+    assert {path.name for path in (tmp_path / "cut").iterdir()} == {"checkpoint-4", "checkpoint-5"}
+
+
+@pytest.mark.parametrize(("took", "pause"), [(0.5, 30), (1.5, 30), (9, 180), (45, 900)])
+def test_a_checkpoint_that_takes_long_puts_off_the_next(monkeypatch, took, pause):
+    """To write them takes a twentieth of the time at most; what is computed before, such as an evaluation, does not count."""
+    clock = [0.0]
+    monkeypatch.setattr(callbacks, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    save, state = callbacks.Save(), SimpleNamespace(global_step=1, max_steps=9)
+
+    def asked(after: float) -> bool:
+        clock[0] += after
+        save.on_step_end(None, state, control := SimpleNamespace(should_save=False))
+        return control.should_save
+
+    assert [asked(after=29), asked(after=1)] == [False, True]
+    clock[0] += 100  # an evaluation
+    save.on_log(None, state, None)
+    clock[0] += took
+    save.on_save(None, state, None)
+    assert [asked(after=pause - 1), asked(after=1)] == [False, True]
 
 
 @pytest.mark.parametrize("name", ["checkpoint-500", "checkpoint-best"])
@@ -457,12 +500,40 @@ def test_a_growth_ends_as_plain_sparse_links(tmp_path):
     assert all((link.omega[1:] > link.omega[:-1]).all() for link in links)
 
 
-@pytest.mark.parametrize(("name", "value"), [("LOCAL_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "2")])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("LOCAL_RANK", "0"),
+        ("OMPI_COMM_WORLD_SIZE", "2"),
+        ("ACCELERATE_DYNAMO_BACKEND", "AOT_EAGER"),
+        ("ACCELERATE_USE_DEEPSPEED", "true"),
+    ],
+)
 def test_variables_of_a_launcher_change_nothing_where_one_process_trains(name, value, tmp_path, monkeypatch):
-    """As of torchrun with one process, or of a shell under mpirun: no group of processes, and as many threads as before."""
+    """As of torchrun with one process, of a shell under mpirun, or of `accelerate launch`: no group of processes, as many
+    threads as before, and no compiler."""
     monkeypatch.setenv(name, value)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(torch, "compile", None)
     threads = []
     run("lora", tmp_path, lambda note: threads.append(torch.get_num_threads()), schedule=replace(FAST, epochs=1), rows=8)
     assert set(threads) == {torch.get_num_threads()} and not torch.distributed.is_initialized()
     assert os.environ[name] == value
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_training_sees_no_settings_of_accelerate(processes, monkeypatch):
+    """Several processes find each other by the variables of their launcher."""
+    names = {
+        "WORLD_SIZE": processes,
+        "RANK": 0,
+        "LOCAL_RANK": 0,
+        "MASTER_ADDR": "localhost",
+        "ACCELERATE_DYNAMO_BACKEND": "EAGER",
+    }
+    for name, value in names.items():
+        monkeypatch.setenv(name, str(value))
+    with divided_cores():
+        seen = {*names} & {*os.environ}
+    assert seen == ({"RANK", "MASTER_ADDR"} if processes == 1 else {*names} - {"ACCELERATE_DYNAMO_BACKEND"})
+    assert {*names} <= {*os.environ}

@@ -19,10 +19,21 @@ from compressor.tasks.reading import read_task
 from compressor.tasks.rows import Split
 from compressor.tasks.task_kind import kind_of
 from pipelines.check.checkup import account_of, warnings_of
-from pipelines.check.estimate import on_another_disk, rows_of, work
+from pipelines.check.estimate import (
+    FEWEST,
+    Space,
+    needs_of,
+    on_another_disk,
+    rows_of,
+    shortages,
+    shortages_of_run,
+    spaces_of,
+    work,
+)
 from pipelines.engine.preflight import check_inputs, make_plans
 from pipelines.engine.stage import Stage, StageConfig, load_stage
 from pipelines.file.config import load_pipeline
+from pipelines.stages.training_plan import saved_bytes
 from serving import bundle
 from tests.pipelines import toys
 from tests.pipelines.toys import tree
@@ -449,6 +460,15 @@ def test_the_texts_that_are_generated_are_estimated(tmp_path):
             assert more["seconds"] - less["seconds"] == pytest.approx(waited)
 
 
+def test_the_checkpoints_of_one_training_are_on_disk_at_a_time(write, tmp_path):
+    path = write(stages=[STAGES[0], {"recover": {"epochs": 1, "batch_size": 8}}, *STAGES[1:2]])
+    ready, works = check_inputs(load_pipeline(path)), estimates_of(path)[0]
+    needs = needs_of(ready.pipeline, make_plans(ready), account_of(ready), 1, tmp_path)
+    unfinished = [each["unfinished"] for each in works]
+    assert needs["disk_bytes"] == sum(each["disk"] for each in works) + max(unfinished)
+    assert [bool(each) for each in unfinished] == [entry.row.trains for entry in ready.pipeline.stages]
+
+
 @pytest.mark.parametrize(
     ("keys", "rows"),
     [
@@ -466,6 +486,80 @@ def test_the_rows_that_a_select_reads_are_estimated(keys, rows):
     row, plan = load_stage("select"), Plan(shape, shape, None)
     needs = row.estimate(row.config(**keys), plan, plan, {"train": 100, "mean": 10, "sequences": 1})
     assert needs["flops"] == 3 * rows * shape.flops(10)
+
+
+SHAPE = ModelShape(32, (LayerShape(4, 8, 24),) * 2, other=1000, head=66, head_macs=64)
+FEW = {"train": 100, "validation": 10, "mean": 10, "sequences": 1}
+
+
+@pytest.mark.parametrize(
+    ("keys", "an_entry"),
+    [
+        ({"score": "pafi"}, 34),  # twice the scores and a copy of them in float64, an index, and two masks
+        ({"score": "magnitude"}, 22),
+        ({"score": "fish"}, 22),
+    ],
+)
+def test_the_scores_that_a_select_ranks_together_are_estimated(keys, an_entry):
+    """Of a matrix they are few beside the model; of the whole model they are several times as many bytes as it."""
+    row, plan = load_stage("select"), Plan(SHAPE, SHAPE, None)
+    config = row.config(**{"modules": "all", "scope": "global", "ratio": 0.1, **keys})
+    entries = sum(rows * columns for _, rows, columns in SHAPE.matrices(config.modules))
+    whole = row.estimate(config, plan, plan, FEW)["memory"]
+    assert whole == (2 if keys["score"] == "fish" else 1) * SHAPE.bytes + an_entry * entries
+    assert row.estimate(config.model_copy(update={"scope": "matrix"}), plan, plan, FEW)["memory"] < whole
+
+
+@pytest.mark.parametrize(("criterion", "an_entry"), [("weight", 28), ("taylor", 32), ("delta_or_weight", 40)])
+def test_the_scores_that_a_prune_ranks_together_are_estimated(criterion, an_entry):
+    """Beside the model and its merged copy, with which the masked one is compared."""
+    row, plan = load_stage("prune"), Plan(SHAPE, SHAPE, None)
+    item = {"structure": "weights", "criterion": criterion, "remove": 0.5, "modules": ["query", "ffn_in"]}
+    entries = sum(rows * columns for _, rows, columns in SHAPE.matrices(item["modules"]))
+    whole, of_matrix = (
+        row.estimate(row.config(items=[{**item, "scope": scope}]), plan, plan, FEW)["memory"] for scope in ("global", "matrix")
+    )
+    assert whole == 2 * SHAPE.bytes + an_entry * entries
+    assert 2 * SHAPE.bytes < of_matrix < whole
+
+
+@pytest.mark.parametrize(("precision", "times"), [(["fp32"], 7), (["fp32", "int8"], 10), (["auto"], 10)])
+def test_an_export_needs_what_the_dense_model_takes(precision, times):
+    """However small the pruned one is: both are loaded, and the dense one is written, too."""
+    row, plan = load_stage("export"), Plan(SHAPE, SHAPE.with_units("neurons", [1, 1]), None)
+    assert row.estimate(row.config(precision=precision), plan, plan, FEW)["memory"] == times * SHAPE.bytes
+
+
+def test_the_logits_of_a_training_over_a_vocabulary_are_estimated(write):
+    """Of every token of a batch, several times: the parts of the loss, their gradients, and those of a teacher."""
+    keys = {"method": "lora", "rank": 2, "epochs": 1}
+    ready = check_inputs(load_pipeline(write("generation", [{"tune": keys}, {"recover": {**keys, "distill": "logits"}}])))
+    plans, rows = make_plans(ready), rows_of(account_of(ready))
+    vocabulary, length = plans[0].model.config.vocab_size, min(rows["longest"], plans[0].length)
+    for entry, plan, times in zip(ready.pipeline.stages, plans, (4, 6), strict=True):
+        configs = [entry.config.model_copy(update={"batch_size": size}) for size in (8, 9)]
+        less, more = (entry.row.estimate(config, plan, plans[0], rows)["memory"] for config in configs)
+        assert more - less == saved_bytes(plan.shape, length) + times * 4 * length * vocabulary
+
+
+def test_a_run_needs_no_less_than_its_models(write, tmp_path, monkeypatch):
+    """What is told before its first stage is a part of what `check` tells, of the stages that are still to run."""
+    monkeypatch.setattr("pipelines.check.estimate.free_memory", lambda: 1000)
+    monkeypatch.setattr("pipelines.check.estimate.free_disk", lambda out: 1000)
+    ready = check_inputs(load_pipeline(write(stages=[STAGES[0], {"recover": {"epochs": 1, "batch_size": 8}}, *STAGES[1:]])))
+    plans, entries = make_plans(ready), ready.pipeline.stages
+    needs = needs_of(ready.pipeline, plans, account_of(ready), 1, tmp_path)
+
+    def told(first: int, last: int = len(entries)) -> list[Space]:
+        works = [work(entry, *of, FEWEST) for entry, *of in zip(entries, plans, (plans[0], *plans[:-1]), strict=True)]
+        spaces = spaces_of(works[first:last], tmp_path)
+        assert shortages_of_run(entries[:last], plans, first, tmp_path) == shortages(spaces)
+        return spaces
+
+    memory, disk = told(0)[:2]
+    assert shortages([memory, disk])[0].endswith(" of memory are needed, 1.0 KB are free")
+    assert 1e9 < memory.needed <= needs["memory_bytes"] and 0 < disk.needed <= needs["disk_bytes"]
+    assert told(2)[1].needed < disk.needed > told(0, 1)[1].needed
 
 
 def test_a_tokenizer_that_transformers_reads_otherwise_is_told(tmp_path, compress, write):

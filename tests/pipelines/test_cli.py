@@ -210,6 +210,7 @@ def test_a_core_package_that_is_missing_is_no_bug(tmp_path, monkeypatch, module,
     [
         (("verify", "model"), "E805 model: no pipeline.lock.yaml here"),
         (("export", "model", "--out", "onnx", "--precision", "int7"), "E109 --precision: unknown 'int7'. One or more of: fp32"),
+        (("export", "nowhere", "--out", "onnx"), "E303 model 'nowhere': no such folder"),
     ],
 )
 def test_what_the_arguments_alone_tell_takes_no_torch(tmp_path, arguments, says):

@@ -19,11 +19,14 @@ import pytest
 import torch
 import yaml
 
+from compressor.account import Plan
+from compressor.cost import LayerShape, ModelShape
 from compressor.errors import CheckError, CompressError, UserError
 from pipelines.engine.environment import accelerator
 from pipelines.engine.preflight import check_environment, server_fault
-from pipelines.engine.runner import IN_USE, run_pipeline
+from pipelines.engine.runner import IN_USE, prepare, run_pipeline
 from pipelines.engine.stage import Artifact, Entry, NamedInputs, Stage, dense_of
+from pipelines.engine.stage_inputs import fingerprint_of
 from pipelines.engine.store import KEEP_UNFINISHED, Store, lock, shared_lock
 from pipelines.file.config import load_pipeline
 from pipelines.runs.finished import open_run
@@ -80,6 +83,28 @@ def test_the_lock_file_names_every_artifact(project, out):
     assert [stage["id"] for stage in facts["stages"]] == list(IDS)
 
 
+def test_memory_that_will_not_do_is_told_before_the_first_stage(project, out, monkeypatch, compress):
+    """On stderr, once, and it stops nothing; nor is it said where nothing is to be made."""
+    shape = ModelShape(32, (LayerShape(4, 8, 24),), other=1000, head=66, head_macs=64)
+    monkeypatch.setattr("pipelines.engine.runner.make_plans", lambda ready: [Plan(shape, shape, None)] * len(IDS))
+    monkeypatch.setattr("pipelines.check.estimate.free_memory", lambda: 10**9)
+    line = "warning: about 1.20 GB of memory are needed, 1.00 GB are free\n"
+    for more, made in ((["--dry-run"], []), ([], list(IDS))):
+        code, _, error = compress("run", project, "--out", out, *more)
+        assert (code, error, calls(out)) == (0, line, made)
+    code, _, error = compress("run", project, "--out", out)
+    assert (code, error) == (0, "")
+
+
+def test_memory_is_released_after_every_stage_that_ran(project, out, monkeypatch):
+    released = []
+    monkeypatch.setattr("pipelines.engine.runner.release_memory", released.append)
+    monkeypatch.setattr("pipelines.engine.runner.resident_memory", lambda: 5)
+    for _ in range(2):
+        go(project, out)
+        assert released == [5] * len(IDS)
+
+
 @pytest.mark.parametrize(
     ("change", "again"),
     [
@@ -106,6 +131,7 @@ def test_only_what_changed_runs_again(project, out, change, again):
         {"extras": lambda config: ("rich",)},
         {"surroundings": lambda config: {"card": 1}},
         {"corrected": lambda config, kinds: {"rows": 2}},
+        {"corrected_after": lambda earlier: {"of": [entry.id for entry in earlier]}},
     ],
     ids=lambda says: next(iter(says)),
 )
@@ -114,7 +140,7 @@ def test_what_a_stage_says_of_itself_makes_it_again(project, out, monkeypatch, s
     calls(out)
     toys.replace(monkeypatch, "tune", **says)
     go(project, out)
-    assert calls(out) == ["tune"]
+    assert calls(out) == ["tune", "report"]
 
 
 def test_another_python_makes_everything_again(project, out, monkeypatch):
@@ -130,7 +156,7 @@ def test_a_graphics_card_decides_what_torch_computes(project, out, monkeypatch):
     calls(out)
     monkeypatch.setattr("pipelines.engine.stage_inputs.accelerator", lambda: "NVIDIA H200")
     go(project, out)
-    assert calls(out) == ["tune"]  # it made the same here, so what follows is reused
+    assert calls(out) == ["tune", "report"]  # it made the same here, so what follows is reused: the report names it
 
 
 def test_the_driver_and_torch_name_the_same_card():
@@ -165,7 +191,7 @@ def test_what_was_read_otherwise_of_the_base_is_made_again(project, out, monkeyp
         monkeypatch.setattr("pipelines.engine.stage_inputs.base_corrections", lambda *_, found=corrections, **__: found)
         go(project, out)
         made.append(calls(out))
-    assert made == [[*IDS[:3], "load", "report"], [], ["load"]]
+    assert made == [[*IDS[:3], "load", "report"], [], ["load", "report"]]
 
 
 def test_what_was_read_otherwise_of_a_teacher_is_made_again(project, out, tmp_path, monkeypatch):
@@ -183,7 +209,7 @@ def test_what_was_read_otherwise_of_a_teacher_is_made_again(project, out, tmp_pa
         )
         go(project, out)
         made.append(calls(out))
-    assert made == [[*IDS[:3], "load", "report"], [], ["load"]]
+    assert made == [[*IDS[:3], "load", "report"], [], ["load", "report"]]
 
 
 AGAIN = """
@@ -219,7 +245,7 @@ def test_what_a_merge_copies_of_the_base_decides_it(name, project, out, monkeypa
             (project.parent / "model" / name).write_text(json.dumps({"repetition_penalty": penalty}))
         go(project, out)
         made.append(calls(out))
-    assert made == [[*IDS[:3], "merge", "report"], ["merge"], [], ["merge"]]
+    assert made == [[*IDS[:3], "merge", "report"], ["merge", "report"], [], ["merge", "report"]]
 
 
 @pytest.mark.parametrize(
@@ -266,6 +292,16 @@ def test_what_another_run_made_again_is_told_and_then_taken(project, out, monkey
         stored()
     go(project, out)
     assert stored().metadata["measured"] == 1
+
+
+def test_a_report_names_the_artifacts_of_this_run(project, out, monkeypatch):
+    """A stage that is made again, of equal bytes, has another: those behind it are reused, but for the report."""
+    go(project, out)
+    toys.replace(monkeypatch, "tune", version=2)
+    again = go(project, out)
+    assert again.reused == ("select", "prune")
+    given = json.loads((again.artifacts["report"].folder / "report.json").read_text())["run"]
+    assert given["artifacts"] == [again.artifacts[name].id for name in IDS[:3]]
 
 
 @pytest.mark.parametrize(
@@ -409,8 +445,14 @@ def test_a_damaged_artifact_is_named_and_force_mends_it(project, out, damage, sa
     damage(before_folder)
     with pytest.raises(UserError) as error:
         go(project, out)
-    assert str(error.value).startswith("E803") and says in str(error.value) and "--force tune" in str(error.value)
+    assert str(error.value).startswith("E803") and says in str(error.value)
+    remedy = "Remove it" if "belong" in says else "Delete this folder"
+    assert error.value.fix == f"{remedy}, or run again with --force tune"
     go(project, out, force=["tune"])
+    assert tree(out / ".store") == before
+    damage(before_folder)
+    shutil.rmtree(before_folder)  # the trials of a sweep have no --force
+    go(project, out)
     assert tree(out / ".store") == before
 
 
@@ -597,7 +639,7 @@ def test_a_lock_file_of_another_user_ends_no_run(project, out, monkeypatch, left
 
 
 def test_a_folder_that_cannot_be_written_is_told_before_the_plan_which_imports_torch(project, out, monkeypatch):
-    monkeypatch.setattr("pipelines.engine.runner.make_plan", lambda *_: pytest.fail("a plan is made"))
+    monkeypatch.setattr("pipelines.engine.runner.make_plans", lambda *_: pytest.fail("a plan is made"))
     out.touch()
     with pytest.raises(UserError, match=r"E801 .*: a file, where a folder is needed"):
         go(project, out)
@@ -631,6 +673,28 @@ def test_checkpoints_stay_for_a_week_after_the_last_of_them(tmp_path):
             os.utime(path, (past, newest if path == checkpoint else past))
     Store(tmp_path).sweep()
     assert [path.name for path in tmp_path.iterdir()] == [".unfinished-recover-1"]
+
+
+@pytest.mark.parametrize("again", [(), ["tune"]])
+def test_a_run_leaves_the_checkpoints_that_it_resumes_however_old(project, out, monkeypatch, again):
+    """Behind stages that are reused, and of one that is forced; those of other runs go."""
+    if again:
+        go(project, out)
+    store, past, found = Store(out / ".store"), time.time() - KEEP_UNFINISHED - 60, []
+    mark = fingerprint_of(prepare(load_pipeline(project), out), 1, [*go(project, out, until="select").artifacts.values()])
+    resumed, other = store.unfinished("tune", mark), store.unfinished("tune", "0" * 64)
+    for folder in (resumed, other):
+        (folder / "checkpoint-8").mkdir(parents=True)
+        for path in (folder, *folder.iterdir()):
+            os.utime(path, (past, past))
+
+    def resume(config, inputs, workspace):
+        found.extend(path.name for path in workspace.unfinished.iterdir())
+        return toys.run(config, inputs, workspace)
+
+    toys.replace(monkeypatch, "tune", run=resume)
+    go(project, out, force=again)
+    assert found == ["checkpoint-8"] and not other.exists()
 
 
 @pytest.mark.parametrize(

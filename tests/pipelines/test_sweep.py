@@ -10,6 +10,8 @@ from dataclasses import replace
 import pytest
 import yaml
 
+from compressor.account import Plan
+from compressor.cost import LayerShape, ModelShape
 from compressor.errors import UserError, UserErrors
 from compressor.tasks import Subset
 from compressor.tasks.reading import read_task
@@ -302,6 +304,14 @@ def test_a_sweep_over_seeds(project, out, compress):
     code, again, _ = compress("sweep", project, "--seeds", 3, "--out", out)
     assert (code, calls(out), again.count("  reused"), tree(out / ".store")) == (0, [], 9, store)
     assert [(folder / name).read_bytes() for name in ("sweep.json", "sweep.md", "sweep.html")] == written
+
+
+def test_memory_that_will_not_do_is_told_by_one_trial(project, out, monkeypatch, capfd):
+    shape = ModelShape(32, (LayerShape(4, 8, 24),), other=1000, head=66, head_macs=64)
+    monkeypatch.setattr("pipelines.engine.runner.make_plans", lambda ready: [Plan(shape, shape, None)] * 4)
+    monkeypatch.setattr("pipelines.check.estimate.free_memory", lambda: 10**9)
+    go(project, out, runs=2)
+    assert capfd.readouterr().err == "warning: about 1.20 GB of memory are needed, 1.00 GB are free\n"
 
 
 def test_every_trial_is_an_ordinary_run_on_one_store(project, out):

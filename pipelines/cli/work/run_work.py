@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from compressor.training.processes import helping
-from pipelines.cli.shown import near, summary
+from pipelines.cli.shown import near, note, summary
 from pipelines.engine.attempt import checks_failed
 from pipelines.engine.invocation import RunResult
 from pipelines.engine.runner import run_pipeline
@@ -31,7 +31,7 @@ def run(file: str, overrides: Sequence[str], dry_run: bool, **options: Any) -> N
         return
     with helped():
         pipeline = load()
-        result = run_pipeline(pipeline, dry_run=dry_run, **options)
+        result = run_pipeline(pipeline, dry_run=dry_run, warn=lambda line: note(f"warning: {line}"), **options)
     if dry_run:
         _show_plan(pipeline, result, options["until"])
         return

@@ -230,6 +230,9 @@ def estimate(config: PruneConfig, plan: Plan, before: Plan, rows: dict[str, Any]
         states = 8 * config.refit * rows["sequences"] * rows["mean"] * before.shape.hidden
         needs["memory"] = max(4 * before.shape.bytes + states, needs.get("memory", 0))
     train, of_weights = rows["train"], [item for item in config.items if item.structure == "weights"]
+    if of_weights:
+        most = max(prune_weights.memory_of(item, before.shape) for item in of_weights)
+        needs["memory"] = max(most, needs.get("memory", 0))
     passes = REFITTED * min(config.refit or 0, train)
     passes += sum(_passes_of(item) * min(item.rows, train) for item in [*(item for _, item in config.scored), *of_weights])
     if config.search:

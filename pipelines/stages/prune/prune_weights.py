@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, StrictFloat, Tag, model_validator
 
 from compressor.account import Plan, Sparsity
-from compressor.cost import share
+from compressor.cost import ModelShape, share
 from compressor.errors import UserError
 from compressor.methods import method
 from compressor.models.modules import MODULES, STRUCTURES, Modules
@@ -251,6 +251,16 @@ def _known_hidden(plan: Plan, members: frozenset[str]) -> int:
         most = max(most, sum(inside.values()))
         alone |= {part: max(hidden, alone.get(part, 0)) for part, hidden in inside.items() if len(part) == 1}
     return max(most, sum(alone.values()))
+
+
+def memory_of(item: WeightsItem, shape: ModelShape) -> int:
+    """Bytes that the model and its merged copy take, and the scores of an item: of what is ranked together joined, negated and
+    copied, with an int64 index and masks. Measured: a BERT's by |W|, all together, take 28 bytes a weight."""
+    sizes = [rows * columns for _, rows, columns in shape.matrices(item.modules)]
+    ranked = sum(sizes) if item.scope != "matrix" and not item.nm else max(sizes)
+    # ΔW and the second score; the sums over batches
+    held, joined = (12, 28) if item.criterion in BY_CHANGE else (8 if item.criterion in LOSS_POWER else 4, 24)
+    return 2 * shape.bytes + held * sum(sizes) + joined * ranked
 
 
 def tuned_modules(plan: Plan) -> list[set[str]]:
