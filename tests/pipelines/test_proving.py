@@ -206,9 +206,7 @@ def without_memory(monkeypatch):
 def test_memory_that_is_used_up_ends_the_stage(made, without_memory, name, method, number):
     """While a file runs, is opened, or is opened once repaired: a file that was left out would stay so with memory again."""
     without_memory(method, number)
-    with pytest.raises(
-        UserError, match=r"E908 .*no memory left\. .*, or leave a precision or runtime out of export"
-    ):
+    with pytest.raises(UserError, match=r"E908 .*no memory left\. .*, or leave a precision or runtime out of export"):
         made(name)
 
 
