@@ -141,7 +141,7 @@ def _memory_limits(root: Path, membership: Path) -> list[tuple[int, int]]:
     limits = []
     for folder in _groups("memory", root, membership):
         stat = dict(words for words in _rows(folder / "memory.stat") if len(words) == 2)
-        cache = int(stat.get("total_inactive_file", stat.get("inactive_file", 0)))
+        cache = sum(int(stat.get(f"total_{name}", stat.get(name, 0))) for name in ("inactive_file", "active_file"))
         for limit, use in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
             words, used = _words(folder / limit), _words(folder / use)
             if words and words[0].isdecimal() and int(words[0]) < NO_LIMIT:

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 from compressor.account import Plan
 from compressor.cost import human_bytes
 from compressor.errors import UserError
-from compressor.processor import free_memory
+from compressor.processor import free_memory, resident_memory
 from pipelines.engine.disk import require_writable
 from pipelines.engine.stage import Entry
 from pipelines.file.config import Pipeline
@@ -44,8 +44,8 @@ SPREAD = 2.0
 """Work counted in seconds may take up to this many times as long."""
 LIBRARIES = 1_200_000_000
 """Memory of torch, transformers and a runtime, in bytes."""
-FEWEST = {"train": 1, "validation": 1, "tests": 0, "sequences": 1, "mean": 1, "longest": 1}
-"""The fewest rows and tokens that stages may find, as `rows_of` counts them."""
+FEWEST = {"train": 1, "validation": 1, "tests": 0, "sequences": 1, "mean": 1, "longest": 1, "control": 0}
+"""The fewest rows and tokens that stages may find, as `rows_of` counts them; and no control, which the cache may hold."""
 
 
 def needs_of(pipeline: Pipeline, plans: Sequence[Plan], account: dict[str, Any], threads: int, out: Path) -> dict[str, Any]:
@@ -84,8 +84,16 @@ def needs_of(pipeline: Pipeline, plans: Sequence[Plan], account: dict[str, Any],
 
 def shortages_of_run(entries: Sequence[Entry], plans: Sequence[Plan], first: int, out: Path) -> list[str]:
     """What `needs_of` would warn of for the stages from number `first` on, as far as it follows from their models alone:
-    whatever the rows are, they need as much. `plans` are the closed forms after every stage."""
-    works = _works(entries, plans[: len(entries)], lambda entry: FEWEST)
+    whatever the rows are, they need as much. `plans` are the closed forms after every stage.
+
+    Files that are gone when their stage is done do not count: short trainings write no checkpoints, and the cache may hold what
+    would be timed. Nor do trainings on a GPU, which has their memory.
+    """
+    import torch
+
+    works, card = _works(entries, plans[: len(entries)], lambda entry: FEWEST), torch.cuda.is_available()
+    for entry, needs in zip(entries, works, strict=True):
+        needs |= {"unfinished": 0, "temporary": 0} | ({"memory": 0} if card and entry.row.trains else {})
     return shortages(spaces_of(works[first:], out))
 
 
@@ -107,11 +115,13 @@ class Space(NamedTuple):
 
 
 def spaces_of(works: Sequence[dict[str, float]], out: Path) -> list[Space]:
-    """Memory and disk, and temporary files where there are some on another disk than the output folder."""
+    """Memory and disk, and temporary files where there are some on another disk than the output folder. What this process holds
+    counts as free: it is a part of what is needed (the libraries are loaded already)."""
     memory, temporary = LIBRARIES + _most(works, "memory"), _most(works, "temporary")
     disk, folder = sum(each["disk"] for each in works) + _most(works, "unfinished"), Path(tempfile.gettempdir())
     apart = temporary > 0 and on_another_disk(folder, out)
-    spaces = [Space("memory", memory, free_memory()), Space("disk", disk + (not apart) * temporary, free_disk(out))]
+    ours = free_memory() + resident_memory()
+    spaces = [Space("memory", memory, ours), Space("disk", disk + (not apart) * temporary, free_disk(out))]
     return [*spaces, *([Space("temporary files", temporary, free_disk(folder), f" in {folder}")] if apart else [])]
 
 

@@ -77,7 +77,7 @@ def run_pipeline(
         check_folder(run.out, pipeline.name, [f"{entry.id}.log" for entry in run.entries])
     # last: the plan needs an import of torch, which takes seconds, and which a fully reused run avoids
     plans = make_plans(run.ready) if dry_run or len(ahead) < len(run.entries) else []
-    short = shortages_of_run(run.entries, plans, len(ahead), run.out) if plans else []
+    short = shortages_of_run(run.entries, plans, len(ahead), run.out) if plans and len(ahead) < len(run.entries) else []
     if dry_run:
         for line in short:
             warn(line)

@@ -130,7 +130,7 @@ def estimate(config: TrainingConfig, plan: Plan, before: Plan, rows: dict[str, A
         flops += (learned if stored else taken) * sequences * of_teacher["flops"]
     length = min(rows["longest"], plan.length)
     # the control, one after the other, is as large as the dense model
-    control = plan.tuned if getattr(config, "control", False) else None
+    control = plan.tuned if getattr(config, "control", False) and rows.get("control", True) else None
     if control:
         if learned > rows["train"] and "teacher" not in rows:
             taken = min(taken, PASSES_OF_LABELS * rows["train"])

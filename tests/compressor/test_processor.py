@@ -115,7 +115,27 @@ V1 = "5:memory:/job\n0::/\n"
             800,
             100,
         ),
+        (  # files that were read twice, too
+            "0::/job/task\n",
+            {
+                **JOB,
+                "job/memory.current": "900000000",
+                "job/memory.stat": "active_anon 7\ninactive_file 300000000\nactive_file 500000000\n",
+            },
+            10**9,
+            900_000_000,
+        ),
         (V1, {"memory/job/memory.limit_in_bytes": "5000", "memory/job/memory.usage_in_bytes": "1000"}, 5000, 4000),
+        (
+            V1,
+            {
+                "memory/job/memory.limit_in_bytes": "5000",
+                "memory/job/memory.usage_in_bytes": "4000",
+                "memory/job/memory.stat": "active_file 1\ntotal_inactive_file 1000\ntotal_active_file 2000\n",
+            },
+            5000,
+            4000,
+        ),
         (V1, {"memory/memory.limit_in_bytes": "5000", "memory/job/memory.limit_in_bytes": str(2**63 - 4096)}, 5000, 5000),
         ("0::/job\n", {"job/memory.max": "max"}, None, None),
         ("", {}, None, None),

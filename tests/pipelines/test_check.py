@@ -21,6 +21,7 @@ from compressor.tasks.task_kind import kind_of
 from pipelines.check.checkup import account_of, warnings_of
 from pipelines.check.estimate import (
     FEWEST,
+    LIBRARIES,
     Space,
     needs_of,
     on_another_disk,
@@ -544,15 +545,17 @@ def test_the_logits_of_a_training_over_a_vocabulary_are_estimated(write):
 
 def test_a_run_needs_no_less_than_its_models(write, tmp_path, monkeypatch):
     """What is told before its first stage is a part of what `check` tells, of the stages that are still to run."""
-    monkeypatch.setattr("pipelines.check.estimate.free_memory", lambda: 1000)
+    monkeypatch.setattr("pipelines.check.estimate.free_memory", lambda: 600)
+    monkeypatch.setattr("pipelines.check.estimate.resident_memory", lambda: 400)
     monkeypatch.setattr("pipelines.check.estimate.free_disk", lambda out: 1000)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     ready = check_inputs(load_pipeline(write(stages=[STAGES[0], {"recover": {"epochs": 1, "batch_size": 8}}, *STAGES[1:]])))
     plans, entries = make_plans(ready), ready.pipeline.stages
     needs = needs_of(ready.pipeline, plans, account_of(ready), 1, tmp_path)
 
     def told(first: int, last: int = len(entries)) -> list[Space]:
         works = [work(entry, *of, FEWEST) for entry, *of in zip(entries, plans, (plans[0], *plans[:-1]), strict=True)]
-        spaces = spaces_of(works[first:last], tmp_path)
+        spaces = spaces_of([each | {"unfinished": 0, "temporary": 0} for each in works[first:last]], tmp_path)
         assert shortages_of_run(entries[:last], plans, first, tmp_path) == shortages(spaces)
         return spaces
 
@@ -560,6 +563,27 @@ def test_a_run_needs_no_less_than_its_models(write, tmp_path, monkeypatch):
     assert shortages([memory, disk])[0].endswith(" of memory are needed, 1.0 KB are free")
     assert 1e9 < memory.needed <= needs["memory_bytes"] and 0 < disk.needed <= needs["disk_bytes"]
     assert told(2)[1].needed < disk.needed > told(0, 1)[1].needed
+
+
+def test_what_a_run_may_do_without_is_not_told_before_it(write, tmp_path, monkeypatch):
+    """Checkpoints, which a short training does not write; a control, which the cache may hold; memory that this process holds
+    already, and a training's where a card has it."""
+    monkeypatch.setattr("pipelines.check.estimate.shortages", list)
+    monkeypatch.setattr("pipelines.check.estimate.free_memory", lambda: 1000)
+    monkeypatch.setattr("pipelines.check.estimate.resident_memory", lambda: 500)
+    prune = {"items": [{"structure": "neurons", "criterion": "weight", "remove": 4}]}
+    stages = [{"tune": {"method": "full", "steps": 2}}, {"prune": prune}, {"recover": {"epochs": 1}}]
+    ready = check_inputs(load_pipeline(write(stages=stages)))
+    plans, entries = make_plans(ready), ready.pipeline.stages
+
+    def told(card: bool, last: int = len(entries)) -> list[Space]:
+        monkeypatch.setattr("torch.cuda.is_available", lambda: card)
+        return shortages_of_run(entries[:last], plans, 0, tmp_path)
+
+    memory, disk = told(False)
+    assert memory.free == 1500 and memory.needed > LIBRARIES + 4 * plans[0].shape.bytes
+    assert disk.needed == sum(plan.shape.bytes for plan in plans)
+    assert [told(True, last)[0].needed - LIBRARIES for last in (1, 3)] == [0, 2 * plans[1].shape.bytes]
 
 
 def test_a_tokenizer_that_transformers_reads_otherwise_is_told(tmp_path, compress, write):

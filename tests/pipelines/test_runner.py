@@ -88,12 +88,14 @@ def test_memory_that_will_not_do_is_told_before_the_first_stage(project, out, mo
     shape = ModelShape(32, (LayerShape(4, 8, 24),), other=1000, head=66, head_macs=64)
     monkeypatch.setattr("pipelines.engine.runner.make_plans", lambda ready: [Plan(shape, shape, None)] * len(IDS))
     monkeypatch.setattr("pipelines.check.estimate.free_memory", lambda: 10**9)
+    monkeypatch.setattr("pipelines.check.estimate.resident_memory", lambda: 0)
     line = "warning: about 1.20 GB of memory are needed, 1.00 GB are free\n"
     for more, made in ((["--dry-run"], []), ([], list(IDS))):
         code, _, error = compress("run", project, "--out", out, *more)
         assert (code, error, calls(out)) == (0, line, made)
-    code, _, error = compress("run", project, "--out", out)
-    assert (code, error) == (0, "")
+    for more in ([], ["--dry-run"]):
+        code, _, error = compress("run", project, "--out", out, *more)
+        assert (code, error, calls(out)) == (0, "", [])
 
 
 def test_memory_is_released_after_every_stage_that_ran(project, out, monkeypatch):

@@ -310,6 +310,7 @@ def test_memory_that_will_not_do_is_told_by_one_trial(project, out, monkeypatch,
     shape = ModelShape(32, (LayerShape(4, 8, 24),), other=1000, head=66, head_macs=64)
     monkeypatch.setattr("pipelines.engine.runner.make_plans", lambda ready: [Plan(shape, shape, None)] * 4)
     monkeypatch.setattr("pipelines.check.estimate.free_memory", lambda: 10**9)
+    monkeypatch.setattr("pipelines.check.estimate.resident_memory", lambda: 0)
     go(project, out, runs=2)
     assert capfd.readouterr().err == "warning: about 1.20 GB of memory are needed, 1.00 GB are free\n"
 
