@@ -17,7 +17,7 @@ from compressor.digests import sha256_kept, sha256_of
 from compressor.errors import UserError
 from compressor.models.architectures import row_of
 from compressor.models.files import weight_files
-from compressor.models.files.damage import Damage, door, read_json, reading_by_library
+from compressor.models.files.damage import Damage, Lacking, door, read_json, reading_by_library
 from compressor.models.files.model_folder import CONFIG, COPIED, GENERATION, TOKENIZER_FILES, check_pretrained
 from compressor.models.files.weight_files import FLOATS, INDEX, WEIGHTS, StoredTensor, stored_tensors, weight_names
 from compressor.models.loaded_config import check_activations, plain_outputs
@@ -66,6 +66,11 @@ def find_folder(reference: str, relative_to: Path = Path()) -> Path:
 
     Raises UserError E303, and of the folder of a run E305, E805.
     """
+    return local_folder(reference, relative_to) or _hub_folder(reference)
+
+
+def local_folder(reference: str, relative_to: Path = Path()) -> Path | None:
+    """The same for what is on this machine; None for a hub's OWNER/NAME, which is not looked for."""
     if reference.startswith("package:"):
         return _package_folder(reference)
     local = relative_to / from_home(reference)
@@ -75,7 +80,7 @@ def find_folder(reference: str, relative_to: Path = Path()) -> Path:
         raise UserError(
             "E303", f"model '{reference}': no such folder", "Give a folder, package:NAME/PATH or a hub's OWNER/NAME"
         )
-    return _hub_folder(reference)
+    return None
 
 
 def _merged_model(run: Path) -> Path:
@@ -309,7 +314,7 @@ def check_shapes(model: nn.Module, stored: Mapping[str, StoredTensor]) -> None:
         if tensor.dtype not in FLOATS:
             raise Damage(f"has a {key} of type {tensor.dtype}", "Give the model in full precision")
     if missing:
-        raise Damage(_lacking(missing), "Give a complete model folder")
+        raise Lacking(_lacking(missing), "Give a complete model folder")
 
 
 def _lacking(missing: Sequence[str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -21,8 +21,8 @@ from export.graph.files import carry_over, save
 from export.graph.rewrite import fused
 from export.graph.weight_only import quantized_weights
 from export.parity.bounds import kind_on
-from export.parity.compare import ParityResult
-from export.parity.sides import require_file, runs
+from export.parity.compare import ParityResult, require
+from export.parity.sides import runs
 from export.parity.suspects import suspect_in_graph
 from export.parity.token_outputs import compare_tokens
 from export.runtimes.decoders import Decoder
@@ -98,23 +98,29 @@ class Text:
         return Text(np.take_along_axis(self.ids, order, 1), np.take_along_axis(self.mask, order, 1), self.source)
 
 
-def prove_generator(loaded: LoadedModel, precision: str, paths: Sequence[Path], *, required: bool = True) -> dict[str, Any]:
+Refuse = Callable[[ParityResult, Callable[[], str]], None]
+"""Raises for a comparison that failed; only then the function that it is given finds the layer."""
+
+
+def prove_generator(
+    loaded: LoadedModel, precision: str, paths: Sequence[Path], refuse: Refuse | None = require
+) -> dict[str, Any]:
     """The record of `compare_generated`, with `generated` and `generated_agreement`. Raises CheckError E610, E611 where a file
     does not run, UserError E602 where it cannot be opened."""
     with runs(f"PyTorch -> {paths[-1].name}"):
-        result, agreed = compare_generated(loaded, precision, paths, required=required)
+        result, agreed = compare_generated(loaded, precision, paths, refuse)
     return {**result.to_json(), "generated": len(agreed), "generated_agreement": float(np.mean(agreed))}
 
 
 def compare_generated(
-    loaded: LoadedModel, precision: str, paths: Sequence[Path], *, required: bool = True
+    loaded: LoadedModel, precision: str, paths: Sequence[Path], refuse: Refuse | None = require
 ) -> tuple[ParityResult, list[bool]]:
     """Compare a file (or encoder and decoder) with its model: the comparison, and which generated tokens agreed.
 
     The files generate after random prompts; PyTorch then processes the complete texts at once, without a cache. Its logits are
     compared with those of the graph with an empty cache, with a filled one, in batches of 1, with padding on the other side,
     and, without an encoder, in between, as behind a shorter prompt. A generated token counts as agreement if it is also
-    PyTorch's likeliest after the same tokens: if all are, PyTorch generates the same text. If `required`, raises CheckError
+    PyTorch's likeliest after the same tokens: if all are, PyTorch generates the same text. `refuse`, if any, raises CheckError
     E610 that names the block where they diverge, or the cache.
     """
     live = session(paths[-1])
@@ -141,8 +147,8 @@ def compare_generated(
             return "the cache: without a past nothing parts"
         return _suspected_block(loaded, paths[-1], text, result.worst_row)
 
-    if required:
-        require_file(result, suspect)
+    if refuse is not None:
+        refuse(result, suspect)
     likeliest = np.zeros((*text.ids.shape, 1), np.int64)
     likeliest[text.mask == 1] = reference.argmax(axis=-1, keepdims=True)
     agreed = [bool(likeliest[row, place, 0] == token) for row, place, token in chosen]

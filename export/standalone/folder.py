@@ -142,7 +142,7 @@ def _write_generating(
     """Write and compare the files of a generative model; returns their part of the summary."""
     facts, paths = write_generating(loaded, folder, precisions, fuse, limit, source)
     for precision, parts in paths.items():
-        facts["parity"].append({"precision": precision, **prove_generator(loaded, precision, parts)})
+        facts["parity"].append({"precision": precision, **prove_generator(loaded, precision, parts, require_file)})
     return facts
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from compressor.deltas.links import merge_all
 from compressor.errors import UserError
 from compressor.models.architectures import ARCHITECTURES, COMPRESSED, added_row, row_of
 from compressor.models.auto import HEADS, class_for
-from compressor.models.files.damage import Damage, door, read_json, reading_by_library
+from compressor.models.files.damage import Damage, Lacking, door, read_json, reading_by_library
 from compressor.models.files.model_folder import CONFIG, check_pretrained
 from compressor.models.files.weight_files import INDEX, WEIGHTS, stored_tensors
 from compressor.models.hub import check_shapes, find_folder, task_head
@@ -130,13 +131,21 @@ def _stock(reference: str, folder: Path) -> nn.Module:
 
 def _check_tensors(model: nn.Module, folder: Path) -> None:
     """Hold a weightless model against its files, whose tensors must have its names. Raises Damage."""
+    stored = stored_tensors(folder)
     try:
-        check_shapes(model, stored_tensors(folder))
-    except Damage as damage:
-        if not get_checkpoint_conversion_mapping(model.config.model_type):
+        check_shapes(model, stored)
+    except Lacking as damage:
+        others = _bare(stored, model) - _bare(model.state_dict(), model)
+        if not (others and get_checkpoint_conversion_mapping(model.config.model_type)):
             raise
         what = "has tensors of other names than transformers' class has, which renames or joins them as it loads them"
         raise Damage(what, "Such an architecture is not supported: give a model of another one") from damage
+
+
+def _bare(names: Iterable[str], model: nn.Module) -> set[str]:
+    """Names without that of the base, and those of norms in files of 2019 as they are today."""
+    today = (name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias") for name in names)
+    return {name.removeprefix(f"{model.base_model_prefix}.") for name in today}
 
 
 def _check_size(config: PretrainedConfig, folder: Path) -> nn.Module:

@@ -31,7 +31,7 @@ from compressor.tasks.features import torch_forward
 from compressor.tasks.task_kind import TaskKind
 from export.generation.generator_files import compare_generated
 from export.parity.bounds import METRIC_DRIFT
-from export.parity.compare import ParityResult
+from export.parity.compare import ParityResult, require
 from export.parity.sides import runs
 from export.runtimes.runtime import Runtime
 from export.runtimes.runtime_registry import DEFAULT, RUNTIMES
@@ -359,7 +359,7 @@ class _Reference:
         """Compare the tokens that a file with a cache generates after random prompts."""
         loaded = with_prompts(self.prover.model, self.inputs.base, self.verification.data)
         with runs(f"{self.name} -> {path.name}, generating"):
-            return compare_generated(loaded, precision, [path], required=self.prover.gated)[0]
+            return compare_generated(loaded, precision, [path], require if self.prover.gated else None)[0]
 
 
 OTHER_MODEL = "The model has changed since it was measured: run its stage again with --force"

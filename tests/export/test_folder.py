@@ -11,6 +11,7 @@ import onnx
 import pytest
 import torch
 from click.testing import CliRunner
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer
 
 import export.standalone.folder
@@ -185,6 +186,26 @@ def test_a_model_whose_tensors_are_joined_as_it_is_loaded(folders, tmp_path):
         (tmp_path / "mixtral" / path.name).write_bytes(path.read_bytes())
     with pytest.raises(UserError, match=r"E304 .*mixtral' has tensors of other names .*architecture is not supported"):
         find_model(str(tmp_path / "mixtral"))
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_damaged_model_of_a_class_that_renames_is_called_damaged(folders, tmp_path, cut):
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 24, "vocab_size": 99}
+    config, place = AutoConfig.for_model("esm", pad_token_id=1, mask_token_id=3, **sizes), tmp_path / "esm"
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(place)
+    for path in (folders / "base").glob("token*"):
+        (place / path.name).write_bytes(path.read_bytes())
+    assert find_model(str(place)).kind == "sequence classification"
+    if cut:
+        tensors = load_file(place / "model.safetensors")
+        del tensors["esm.encoder.layer.0.attention.self.query.weight"]
+        save_file(tensors, place / "model.safetensors", metadata={"format": "pt"})
+    else:
+        described = json.loads((place / "config.json").read_text())
+        (place / "config.json").write_text(json.dumps(described | {"intermediate_size": 48}))
+    told = "lacks 1 tensors" if cut else r"of shape \[24, 32\], by its config\.json"
+    with pytest.raises(UserError, match=rf"E304 .* {told}"):
+        find_model(str(place))
 
 
 UNLISTED = (

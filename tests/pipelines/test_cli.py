@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from compressor.errors import UserError
 from pipelines.cli.encoding import escape_unencodable
 from pipelines.engine.runner import _RunConsole
 from tests.pipelines import toys
@@ -220,6 +221,15 @@ def test_what_the_arguments_alone_tell_takes_no_torch(tmp_path, arguments, says)
     command = [sys.executable, "-c", code, *arguments]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and done.stderr.startswith(says), done.stderr
+
+
+def test_nothing_is_downloaded_to_say_that_a_folder_is_taken(tmp_path, monkeypatch):
+    from pipelines.cli.work.export_work import export
+
+    (tmp_path / "mine").touch()
+    monkeypatch.setattr("compressor.models.hub._hub_folder", lambda reference: pytest.fail("downloaded"))
+    with pytest.raises(UserError, match=r"E620 .*is there already"):
+        export("owner/name", tmp_path, "fp32", False, False, (), (), False, False)
 
 
 def test_a_reader_that_leaves_is_no_error(tmp_path):

@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -15,7 +15,7 @@ from compressor.errors import CheckError, UserError
 from compressor.tasks.data import Data
 from export.auto import choose as precision
 from export.graph.trace import stamp
-from export.parity.compare import compare
+from export.parity.compare import compare, require
 from export.runtimes.runtime_registry import DEFAULT
 from export.runtimes.sessions import failures, session
 from pipelines.engine.stage import Inputs
@@ -277,6 +277,25 @@ def test_a_generator_that_does_not_run_is_left_out(tmp_path, monkeypatch, precis
         assert len(exported.failures) == (failed and name == COMPRESSED) and not exported.files
         assert str(tmp_path) not in str(exported.failures), "the folder is gone when it is read"
     assert [line.split(" (")[0] for line in space.said][:1] == [f"dense: PyTorch -> ONNX {precision}: left out"]
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "ends"), [(COMPRESSED, "fp32", True), (COMPRESSED, "int8", False), ("dense", "fp32", False)]
+)
+def test_a_generator_that_differs_is_refused_with_what_helps_in_a_run(tmp_path, monkeypatch, name, precision, ends):
+    """`compress export` has --no-fuse, a run has not."""
+    refusals, logits = [], np.eye(3)
+
+    def compared(loaded, precision, paths, refuse):
+        refusals.append(refuse)
+        return compare("PyTorch -> file", "fp32", logits, logits, logits.argmax(axis=1)), [True]
+
+    monkeypatch.setattr("export.generation.generator_files.compare_generated", compared)
+    said = {"compare": lambda *_: None, "outputs": lambda *_: None, "quality": lambda *_: {}}
+    prover = SimpleNamespace(name=name, gated=name == COMPRESSED, workspace=workspace(tmp_path), **said)
+    with suppress(Exception):  # what follows is of other tests
+        _proven(prover, None, precision, [tmp_path / "model.onnx"], Exported())
+    assert refusals == [require if ends else None]
 
 
 def test_a_model_that_cannot_be_traced_is_the_users_error(monkeypatch):

@@ -23,6 +23,10 @@ class Damage(Exception):
         super().__init__(what)
 
 
+class Lacking(Damage):
+    """Tensors of the model are in none of its files."""
+
+
 @contextmanager
 def door(code: str, subject: str, where: str = "") -> Iterator[None]:
     """Convert any Damage to a UserError with this code whose message begins with `subject`."""

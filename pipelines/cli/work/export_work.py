@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from compressor.errors import UserError
-from compressor.models.hub import find_folder
+from compressor.models.hub import local_folder
 from export.runtimes.runtime_registry import GENERATING
 from export.runtimes.tensorrt import RUNTIME, profile_of
 from pipelines.cli.shown import near, say
@@ -39,7 +39,7 @@ def export(
             raise UserError(
                 "E624", f"{option} is not used: only an engine is made for shapes", "Leave it out, or add --tensorrt"
             )
-    find_folder(folder)  # before an import of torch, which takes seconds
+    local_folder(folder)  # before an import of torch, which takes seconds
     from export.standalone.folder import export_folder
 
     engine = profile_of(batch or (1, 8, 32), length or (128,)) if tensorrt else None

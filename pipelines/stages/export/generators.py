@@ -15,6 +15,7 @@ from compressor.models.special_tokens import start_id, tokenizer_of
 from compressor.tasks.data import Data
 from export.generation.generator_files import prove_generator
 from export.graph.files import SINGLE_FILE_LIMIT
+from export.parity.compare import require
 from export.runtimes.runtime_registry import GENERATING, hop_of
 from export.standalone.folder import SUMMARY, write_generating
 from export.standalone.source_model import LoadedModel, random_rows
@@ -65,7 +66,7 @@ def _proven(
     hop, path, say = hop_of(prover.name, GENERATING.key, precision), parts[-1], prover.workspace.say
     required = prover.gated and precision == "fp32"
     try:
-        proof = prove_generator(loaded, precision, parts, required=required)
+        proof = prove_generator(loaded, precision, parts, require if required else None)
         result = prover.compare(hop, precision, prover.outputs(GENERATING, path, precision, hop), GENERATING)
         if prover.gated and not (result.passed and proof["passed"]):
             raise not_generated(hop, proof) if result.passed else prover.failure(result, GENERATING, path)
