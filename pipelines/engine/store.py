@@ -111,6 +111,19 @@ def _acquire(handle: int, path: Path, on_wait: Callable[[str], None] | None) -> 
         take_lock(handle, fcntl.LOCK_EX, path)
 
 
+def used_lock(root: Path, name: str) -> Path:
+    """The lock of an artifact in the store at `root` that whoever reads it shares, for `shared_lock`: until the last one ends
+    no other process replaces or removes it."""
+    return root / f".used-{name}"
+
+
+def set_aside(place: Path, root: Path) -> Path:
+    """Take a folder out of the store at `root` in one step, for half an artifact would be a damaged one; returns where it is
+    now, under a name of its own, as an earlier one may still be there. `Store.sweep` removes what a killed process left."""
+    old = Path(tempfile.mkdtemp(prefix=f".old-{place.name.lstrip('.')}-", dir=root))
+    return place.rename(old)
+
+
 def served_lock(root: Path, name: str) -> Path:
     """The lock of an artifact in the store at `root` that whoever serves it shares, for `shared_lock`: until the last one ends
     `compress store --remove-unused` leaves it. `--force` in another run, which cannot wait for as long, does not ask for it."""
@@ -228,10 +241,7 @@ class Store:
 
     def in_use(self, stage: str, fingerprint: str) -> contextlib.AbstractContextManager[None]:
         """Until its end no other process replaces the artifact, if there is one."""
-        return shared_lock(self._used(stage, fingerprint))
-
-    def _used(self, stage: str, fingerprint: str) -> Path:
-        return self.root / f".used-{self.folder(stage, fingerprint).name}"
+        return shared_lock(used_lock(self.root, self.folder(stage, fingerprint).name))
 
     @property
     def cache(self) -> Path:
@@ -264,12 +274,10 @@ class Store:
             _sync(path)
         place = self.folder(stage, fingerprint)
         if place.exists():  # rerun with --force
-            with lock(self._used(stage, fingerprint), on_wait):
-                # a name of its own, and no error below: on NFS a folder stays while another program has a file of it open
-                old = Path(tempfile.mkdtemp(prefix=f".old-{place.name}-", dir=self.root))
-                place.rename(old)
+            with lock(used_lock(self.root, place.name), on_wait):
+                old = set_aside(place, self.root)
                 work.rename(place)
-            shutil.rmtree(old, ignore_errors=True)
+            shutil.rmtree(old, ignore_errors=True)  # on NFS it stays while another program has a file of it open
         else:
             work.rename(place)
         _sync(self.root)
@@ -284,7 +292,7 @@ class Store:
             with contextlib.suppress(Locked, FileNotFoundError, PermissionError), lock(self.root / f".lock-{name}"):
                 if not folder.name.startswith(".lock-"):
                     shutil.rmtree(folder, ignore_errors=True)
-        for used in [*self.root.glob(".used-*"), *self.root.glob(served_lock(self.root, "*").name)]:
+        for used in [*self.root.glob(used_lock(self.root, "*").name), *self.root.glob(served_lock(self.root, "*").name)]:
             with contextlib.suppress(Locked, PermissionError), lock(used):
                 pass  # nobody holds it any more: `lock` removes it
 

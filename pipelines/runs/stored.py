@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import stat
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +18,7 @@ from compressor.errors import UserError
 from compressor.run_store import LOCK_FILE, STORE
 from pipelines.engine.attempt import last_attempt
 from pipelines.engine.lockfile import read_lock
-from pipelines.engine.store import Locked, Store, lock, served_lock
+from pipelines.engine.store import Locked, Store, lock, served_lock, set_aside, used_lock
 
 ARTIFACT, UNFINISHED, CACHE = "artifact", "interrupted training", "cache"
 NAME = re.compile(r"[a-z_]+-[0-9a-f]{16}")
@@ -75,7 +74,7 @@ def remove(out: Path, rows: Sequence[Stored]) -> Iterator[tuple[Stored, str]]:
             with contextlib.ExitStack() as held:
                 held.enter_context(lock(_lock_of(root, row)))
                 if row.kind == ARTIFACT:
-                    held.enter_context(lock(root / f".used-{row.name}"))
+                    held.enter_context(lock(used_lock(root, row.name)))
                     held.enter_context(lock(served_lock(root, row.name)))
                 for path in _paths(root, row):
                     _discard(path, root)
@@ -166,13 +165,11 @@ def _paths(root: Path, row: Stored) -> list[Path]:
 
 
 def _discard(path: Path, root: Path) -> None:
-    """Remove a file, or a folder: it leaves its place in one step, for half an artifact would be a damaged one."""
+    """Remove a file, or a folder, which leaves its place in one step."""
     if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
         return
     for folder in (path, *(each for each in path.rglob("*") if each.is_dir())):
         if not os.access(folder, os.W_OK | os.X_OK):  # asked before the first step: it would fail in the middle
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
-    old = Path(tempfile.mkdtemp(prefix=f".old-{path.name.lstrip('.')}-", dir=root))
-    path.rename(old)
-    shutil.rmtree(old)
+    shutil.rmtree(set_aside(path, root))

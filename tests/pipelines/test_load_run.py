@@ -67,12 +67,16 @@ def test_the_delta_of_a_run(made, compress, tmp_path, monkeypatch):
     assert torch.equal(logits(model, made), logits(compressor.load(made / "runs" / "unmerged"), made))
 
 
+def edit_lock(run, part, key, value):
+    lock = run / "pipeline.lock.yaml"
+    content = yaml.safe_load(lock.read_text())
+    content[part][key] = value
+    lock.write_text(yaml.safe_dump(content))
+
+
 def test_the_delta_of_a_run_names_the_kind_of_its_task(runs, compress, tmp_path):
     """A state that an earlier version wrote does not name it."""
-    lock = runs / "unmerged" / "pipeline.lock.yaml"
-    content = yaml.safe_load(lock.read_text())
-    content["task"]["kind"] = "multilabel"
-    lock.write_text(yaml.safe_dump(content))
+    edit_lock(runs / "unmerged", "task", "kind", "multilabel")
     assert compress("delta", "convert", runs / "unmerged", tmp_path / "delta.safetensors")[0] == 0
     assert read(tmp_path / "delta.safetensors").kind == "multilabel"
     assert compressor.load(runs / "unmerged").config.problem_type == "multi_label_classification"
@@ -80,11 +84,8 @@ def test_the_delta_of_a_run_names_the_kind_of_its_task(runs, compress, tmp_path)
 
 def test_the_model_of_a_run_has_the_kind_of_its_task(runs):
     """A checkpoint that an earlier version merged does not tell it."""
-    lock = runs / "tiny" / "pipeline.lock.yaml"
-    content = yaml.safe_load(lock.read_text())
     assert compressor.load(runs / "tiny").config.problem_type is None
-    content["task"]["kind"] = "multilabel"
-    lock.write_text(yaml.safe_dump(content))
+    edit_lock(runs / "tiny", "task", "kind", "multilabel")
     assert compressor.load(runs / "tiny").config.problem_type == "multi_label_classification"
 
 
@@ -100,10 +101,7 @@ def test_the_base_of_a_run_is_the_one_that_it_found(made, compress, tmp_path, mo
 
 def test_the_delta_of_a_run_names_the_base_as_its_pipeline_does(runs, compress, tmp_path):
     """Its state may be of an earlier run, whose pipeline had another name for the same base."""
-    lock = runs / "unmerged" / "pipeline.lock.yaml"
-    content = yaml.safe_load(lock.read_text())
-    content["model"]["reference"] = "./renamed"
-    lock.write_text(yaml.safe_dump(content))
+    edit_lock(runs / "unmerged", "model", "reference", "./renamed")
     assert compress("delta", "convert", runs / "unmerged", tmp_path / "delta.safetensors")[0] == 0
     assert read(tmp_path / "delta.safetensors").base == "./renamed"
 

@@ -360,13 +360,20 @@ def test_a_difference_has_the_digits_of_its_interval(write):
     assert changed(text) == "−0.04 (−0.06 to −0.02): worse than dense"
 
 
-def test_the_control_is_in_headline_summary_and_notes(write):
-    """The fair baseline of a recovered model; measurements without one (older ones) say nothing of it."""
+def with_control(stage, recoveries):
+    """An edit of measurements: a control that is better than the deployed model."""
 
     def edit(measured):
-        measured["control"] = {"stage": "recover", "quality": quality(0.87875), "recoveries": 1, "losses": []}
+        measured["control"] = {"stage": stage, "quality": quality(0.87875), "recoveries": recoveries, "losses": []}
         for one in measured["candidates"][-2:]:
             one["control_interval"] = [-0.03875, -0.005]
+
+    return edit
+
+
+def test_the_control_is_in_headline_summary_and_notes(write):
+    """The fair baseline of a recovered model; measurements without one (older ones) say nothing of it."""
+    edit = with_control("recover", 1)
 
     report, without = load(write(edit=edit)), load(write())
     told = "accuracy 85.8 % against 86.8 % dense and 87.9 % of the control (dense, trained as long): "
@@ -386,11 +393,7 @@ def test_the_control_is_in_headline_summary_and_notes(write):
 
 def test_a_control_is_of_the_stage_as_it_is_called_now(write, monkeypatch):
     """A benchmark that is reused has the id of an earlier run."""
-
-    def edit(measured):
-        measured["control"] = {"stage": "heal", "quality": quality(0.87875), "recoveries": 1, "losses": []}
-        for one in measured["candidates"][-2:]:
-            one["control_interval"] = [-0.03875, -0.005]
+    edit = with_control("heal", 1)
 
     kind, metadata = STAGES["recover"]
     monkeypatch.setitem(STAGES, "recover", (kind, {**metadata, "control": {"quality": quality(0.87), "recoveries": 1}}))
@@ -399,11 +402,7 @@ def test_a_control_is_of_the_stage_as_it_is_called_now(write, monkeypatch):
 
 def test_a_control_that_went_on_from_one_on_labels_is_told_as_such(write, monkeypatch):
     """Of the first of two recoveries, that of texts; the second one's control learned what its recovery did."""
-
-    def edit(measured):
-        measured["control"] = {"stage": "recover-2", "quality": quality(0.87875), "recoveries": 2, "losses": []}
-        for one in measured["candidates"][-2:]:
-            one["control_interval"] = [-0.03875, -0.005]
+    edit = with_control("recover-2", 2)
 
     kind, metadata = STAGES["recover"]
     of_labels = {"quality": quality(0.87), "recoveries": 1, "learned": "labels"}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable
 
 from pipelines.engine.stage import Entry, Problem, Stage, StageConfig, entries_after
 
@@ -20,12 +19,6 @@ def check(config: ReportConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]
         yield Problem("E107", what, f"Put a benchmark after '{changed.id}', or the report before it")
 
 
-def corrected_after(earlier: Sequence[Entry]) -> dict[str, Any]:
-    """What an earlier version said otherwise: of many tasks, that a bit is stored for each number trained of masks that are
-    drawn."""
-    return {"drawn_masks": 2} if any(getattr(entry.config, "masks", None) == "random" for entry in earlier) else {}
-
-
 STAGE = Stage(
     name="report",
     summary="show dense and compressed side by side: report.html, report.md, report.json",
@@ -39,6 +32,5 @@ STAGE = Stage(
     version=12,
     run="pipelines.stages.report.run:run",
     check=check,
-    corrected_after=corrected_after,
     with_tasks=lambda config, many, kinds: (),
 )
