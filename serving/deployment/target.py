@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from compressor.errors import UserError
+from compressor.errors import CompressError, UserError
 from compressor.locking import open_lock, take_lock
 from serving.repository_safety import named_files
 
@@ -39,6 +39,8 @@ repository for a model, also a hidden one, and does not start with it; files the
 """
 ASIDE = ".aside-"
 """Beginning of the name of a version's folder while it is rolled back."""
+STORAGES = frozenset({"aiobotocore", "aiohttp", "azure", "botocore", "gcsfs", "google", "s3fs"})
+"""Packages whose exceptions are a storage's."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,20 @@ class Target:
             what = f"the repository cannot be opened ({type(error).__name__}: {error})"
             raise UserError("E757", what, "Check the location and your credentials", location) from error
         return cls(files, root.rstrip("/"))
+
+    @contextlib.contextmanager
+    def storage_errors(self) -> Iterator[None]:
+        """Context of work in the repository. Raises UserError E757 for what a storage raises that is not a local folder: it
+        refuses a write, or is gone. Its errors have no number, unlike those of this machine's disk."""
+        try:
+            yield
+        except Exception as error:
+            refused = isinstance(error, OSError) and error.errno is None
+            of_storage = refused or type(error).__module__.partition(".")[0] in STORAGES
+            if self.local or not of_storage or isinstance(error, CompressError):
+                raise
+            what = f"the repository cannot be read or written ({type(error).__name__}: {error})"
+            raise UserError("E757", what, "Check the connection and what your credentials allow", self.root) from error
 
     @property
     def local(self) -> bool:
@@ -259,8 +275,15 @@ class Target:
     def _move(self, place: str, other: str) -> None:
         if self.local:
             Path(place).rename(other)
-        else:
-            self.files.mv(place, other, recursive=True)
+            return
+        # file by file: in an object store a folder is nothing that could be copied, and fsspec's `mv` fails at one
+        names = [path.partition(f"{place}/")[2] for path in self.files.find(place)]
+        try:
+            self.files.copy([f"{place}/{name}" for name in names], [f"{other}/{name}" for name in names])
+        except BaseException:
+            self.remove(other)  # half a copy would be taken for a rollback that was killed
+            raise
+        self.remove(place)
 
     def _write(self, path: str, content: bytes | Path) -> None:
         """Write a file: the content, or that of a file here."""

@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from triton_parts import NAME, Readiness, Traffic, ready_status
 
 from compressor.errors import CheckError, UserError
@@ -612,6 +613,46 @@ def test_storage_that_is_no_folder(make_run):
     roll_back([NAME], target, None, Options(""))
     assert [state.version for state in status(target, None)] == [1]
     assert target.files.cat_file(target.path(NAME, "1", "model.onnx"))
+
+
+@pytest.fixture
+def object_store(make_run, monkeypatch) -> Target:
+    """A store with two versions in which, as in S3, a folder is no object that could be copied."""
+    target = Target.at("memory://objects")
+    target.remove(target.root)
+    copied = MemoryFileSystem.cp_file
+
+    def cp_file(self, path1, path2, **options):
+        if not self.isfile(path1):
+            raise FileNotFoundError("The specified key does not exist.")
+        copied(self, path1, path2, **options)
+
+    monkeypatch.setattr(MemoryFileSystem, "cp_file", cp_file)
+    for seed in (0, 1):
+        deploy(make_run(seed), target, None, Options(str(seed)))
+    return target
+
+
+def test_a_rollback_in_an_object_store(object_store):
+    roll_back([NAME], object_store, None, Options(""))
+    assert object_store.versions(NAME) == [1] and not object_store.versions_aside(NAME)
+    assert object_store.files.cat_file(object_store.path(NAME, "1", "model.onnx"))
+
+
+def test_a_rollback_that_a_storage_ends_leaves_the_version_that_serves(object_store, make_run, monkeypatch):
+    with monkeypatch.context() as broken:
+        broken.setattr(MemoryFileSystem, "cp_file", lambda *_, **__: (_ for _ in ()).throw(PermissionError("Access Denied")))
+        with pytest.raises(UserError, match=r"E757 .*Access Denied"), object_store.storage_errors():
+            roll_back([NAME], object_store, None, Options(""))
+    assert object_store.versions(NAME) == [1, 2] and not object_store.versions_aside(NAME)
+    deploy(make_run(2), object_store, None, Options("third"))
+    assert object_store.versions(NAME) == [1, 2, 3]
+
+
+def test_an_error_that_is_no_storages_is_left_as_it_is(object_store):
+    for error in (KeyError("a bug"), OSError(28, "No space left on device")):
+        with pytest.raises(type(error)), object_store.storage_errors():
+            raise error
 
 
 @pytest.mark.parametrize("location", ["nothing-of-the-kind://models", "memory://models::memory", "", " "])

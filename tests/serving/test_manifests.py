@@ -96,6 +96,19 @@ def test_a_model_for_a_gpu_is_given_one(tmp_path, tokenizer_folder):
     assert "'onnxruntime-gpu[cuda,cudnn]" in triton["command"][0] and " onnxruntime=" not in triton["command"][0]
 
 
+def test_a_service_asks_for_no_gpu_of_models_that_it_does_not_serve(deployed, tmp_path, tokenizer_folder):
+    """On a cluster without one its pod would wait for ever."""
+    to, folder = "memory://texts-on-a-gpu/models", tmp_path / "texts"
+    options = {"facts": replace(FACTS, precision="bf16"), "tokenizer_folder": tokenizer_folder, "interfaces": ("text",)}
+    write_repository(folder, "topics", write_classifier(tmp_path / "topics.onnx"), **options)
+    for version in folder.glob("*/1"):
+        write_answers(version, [])
+    run_deploy(folder, to)
+    deployed(to, "--kserve", tmp_path / "service.yaml")
+    model = yaml.safe_load((tmp_path / "service.yaml").read_text())["spec"]["predictor"]["model"]
+    assert "--load-model=4-reviews" in model["args"] and not {"resources", "env"} & model.keys()
+
+
 @pytest.fixture
 def other(tmp_path, tokenizer_folder):
     """Writes a second run, whose models are called topics."""

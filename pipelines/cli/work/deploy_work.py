@@ -20,6 +20,7 @@ from serving.deployment.manifests import (
     check_precisions,
     lasting_models,
     needs_gpu,
+    stock_models,
     write_compose,
     write_kserve,
 )
@@ -67,7 +68,9 @@ def run(
     name = Path(os.path.abspath(run)).name  # of . too, and of a link its own
     options, to = Options(name, max_ms, keep, tell), os.path.expanduser(to)
     if show:
-        states = status(Target.at(to, create=False), control)
+        target = Target.at(to, create=False)
+        with target.storage_errors():
+            states = status(target, control)
         click.echo(json.dumps([state.to_json() for state in states], indent=1) if as_json else table(states))
         return
     with repository_in_use(run) as served:
@@ -84,7 +87,10 @@ def run(
         target = Target.at(to, create=not rollback)
         if kserve is not None or compose is not None:
             _check_others(target, names, kserve)
-        done = roll_back(names, target, control, options) if rollback else deploy(served.repository, target, control, options)
+        with target.storage_errors():
+            done = (
+                roll_back(names, target, control, options) if rollback else deploy(served.repository, target, control, options)
+            )
     if control is None and not rollback:
         tell(f"no --url: a server that polls {to} loads it; others load it by /v2/repository/models/NAME/load")
     if as_json:
@@ -107,11 +113,12 @@ def _write_files(target: Target, to: str, kserve: Path | None, compose: Path | N
     names = lasting_models(target)
     if kserve is not None:
         check_precisions(target, names)  # of what a rollback brought back, too
-    gpu = needs_gpu(target, names)
-    for path, write in ((kserve, write_kserve), (compose, write_compose)):
+    # KServe's own Triton starts some of them alone
+    for path, write, started in ((kserve, write_kserve, stock_models), (compose, write_compose, list)):
         if path is not None and not names:
             note(f"not written: {path} (the repository holds no model any more)")
         elif path is not None:
+            gpu = needs_gpu(target, started(names))
             left_out = sorted(set(names) - set(write(path, to, names, gpu=gpu)))
             missing = f", without {', '.join(left_out)}, for which KServe's Triton has no backend" if left_out else ""
             tell(f"written, not tried here: {path}{missing}")
