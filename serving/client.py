@@ -20,6 +20,8 @@ REFUSED = ("400", "StatusCode.INVALID_ARGUMENT")
 TOO_LATE = "StatusCode.DEADLINE_EXCEEDED"
 UNAUTHORIZED = ("401", "403", "StatusCode.UNAUTHENTICATED", "StatusCode.PERMISSION_DENIED")
 START = "Start one: compress serve RUN"
+CONFIG_KEYS = {"name", "input", "output", "max_batch_size"}
+"""What the config of every model has."""
 
 
 class Client:
@@ -59,7 +61,10 @@ class Client:
     def config(self, model: str) -> dict[str, Any]:
         """The config of a loaded model, as JSON. Raises UserError E713, naming the loaded models, when it is not loaded."""
         with self._errors(model):
-            return self._connection.config(model)
+            config = self._connection.config(model)
+        if not (isinstance(config, dict) and config.keys() >= CONFIG_KEYS):
+            raise UserError("E712", "this is not a Triton server: its config of a model is none", START, str(self.address))
+        return config
 
     def versions(self, model: str) -> list[str]:
         """The served versions of a loaded model, oldest first. Raises UserError E713."""

@@ -132,7 +132,7 @@ def read_texts(path: Path) -> dict[int, tuple[str, ...]]:
     Raises UserError E745."""
     try:
         # only line feeds end a line, as in compress predict --file: texts may hold other separators, such as U+2028
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
+        lines = [line.strip("\r") for line in path.read_bytes().decode("utf-8-sig").split("\n")]
     except (OSError, UnicodeDecodeError) as error:
         raise UserError("E745", f"no file of texts ({error})", "Give a UTF-8 file with one text a line", str(path)) from error
     numbers = [number for number, line in enumerate(lines, start=1) if line.strip()][:MOST_TEXTS]

@@ -76,6 +76,13 @@ def certificate(tmp_path_factory):
     return paths
 
 
+@pytest.mark.parametrize("command", [["predict", "127.0.0.1:1", "reviews", "a"], ["loadtest", "grpc://127.0.0.1:1", "reviews"]])
+def test_a_certificate_is_not_taken_for_a_connection_without_tls(command, certificate):
+    """Else the token would go out readable, without a word."""
+    done = CliRunner().invoke(main, [*command, "--ca", str(certificate[0]), "--token", "secret"])
+    assert done.exit_code == 2 and "E112 --ca is not used without https:// or grpcs://" in done.output
+
+
 def test_texts_come_from_arguments_a_file_or_stdin(server, tmp_path):
     code, shown = compress(server.url, "reviews", *TEXTS)
     assert code == 0 and shown.splitlines()[0].endswith("  great") and shown.startswith(LABELS)

@@ -254,6 +254,26 @@ def test_another_kind_of_server_is_said_so(tmp_path):
         other.shutdown()
 
 
+def test_a_server_that_answers_everything_alike_is_said_so():
+    """A gateway's page of its own, or a mock: 200 and JSON at every path."""
+
+    class Alike(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Alike) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        with Client(f"127.0.0.1:{other.server_port}") as client, pytest.raises(UserError, match=r"E712 .*not a Triton server"):
+            client.config("reviews")
+        other.shutdown()
+
+
 class Hanging(GRPCInferenceServiceServicer):
     """A server whose models do not answer before the test is over."""
 

@@ -24,7 +24,7 @@ from pipelines.reporting.format import human_seconds
 from pipelines.runs.served import repository_in_use
 from pipelines.terminal.console_table import table
 from serving.client import Client
-from serving.clients.address import Address
+from serving.clients.address import Address, parse_url
 from serving.loadtest.arrivals import Load
 from serving.loadtest.fleet import Fleet
 from serving.loadtest.levels import PASS_SECONDS, Target, first_pass
@@ -56,6 +56,10 @@ def loadtest(target: str, model: str, **options: Any) -> None:
     require_unused(["p99_ms"], "without --tune")
     if options["texts"] is None:
         require_unused(["tokenizer"], "without --texts")
+    if Path(target).is_dir():
+        require_unused(["ca", "token"], "for a server that is started here")
+    elif not parse_url(url_of(target, options["protocol"])).tls:
+        require_unused(["ca"], "without https:// or grpcs://")
     if out := options["out"]:
         require_writable(out, "Give another --out")
     levels = wishes(options["concurrency"], options["rate"], options["clients"])
@@ -73,14 +77,18 @@ def loadtest(target: str, model: str, **options: Any) -> None:
     require_answers(test["levels"])
 
 
+def url_of(target: str, protocol: str | None) -> str:
+    """The URL of a server, whose protocol --protocol may name."""
+    return f"{protocol}://{target}" if protocol and "//" not in target else target
+
+
 @contextlib.contextmanager
 def server_of(target: str, options: dict[str, Any]) -> Iterator[Served]:
     """The server at a URL, or one that is started on the models of a run, where `target` is a run's folder. For what it is
     asked itself it has `timeout` seconds, as for an answer, or LEAST_SECONDS: one that hangs would hold up every level."""
     run, protocol, seconds = options["run"], options["protocol"], max(options["timeout"], LEAST_SECONDS)
     if not Path(target).is_dir():
-        url = f"{protocol}://{target}" if protocol and "//" not in target else target
-        with Client(url, ca=options["ca"], token=options["token"], seconds=seconds) as client:
+        with Client(url_of(target, protocol), ca=options["ca"], token=options["token"], seconds=seconds) as client:
             yield Served(client, client.address, run)
         return
     with contextlib.ExitStack() as opened:

@@ -53,6 +53,8 @@ def predict(
         raise UserError("E112", "no text is given", "Give texts, --file FILE, or pipe them in")
     # before anything is read: a missing server is reported at once
     with Client(url, ca=ca, token=token) as client:
+        if not client.address.tls:
+            require_unused(["ca"], "without https:// or grpcs://")
         predict_texts = predictor(client, model, tokenizer, task=task)
         rows: Iterable[Text] = zip(texts, pairs, strict=True) if pairs else texts
         if not texts:

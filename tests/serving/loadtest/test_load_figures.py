@@ -420,6 +420,8 @@ def test_rows_of_texts_and_tokens(tmp_path):
         token_rows({"input": [{"name": "pixels", "data_type": "TYPE_FP32"}]}, [{"input_ids": [1]}])
     (tmp_path / "texts").write_bytes("\ufeffa\u2028b\tc\x0c\r\n\x85\td".encode())
     assert read_texts(tmp_path / "texts") == {1: ("a\u2028b", "c\x0c"), 2: ("\x85", "d")}
+    (tmp_path / "texts").write_bytes(b"one\rstill one\r\ntwo\r\n")
+    assert read_texts(tmp_path / "texts") == {1: ("one\rstill one",), 2: ("two",)}
     (tmp_path / "texts").write_bytes(b"\xff")
     with pytest.raises(UserError, match=r"E745 .*no file of texts"):
         read_texts(tmp_path / "texts")

@@ -164,7 +164,8 @@ def test_a_short_timeout_of_requests_is_not_that_of_the_server():
     class Busy(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
             time.sleep(0.3)
-            body = json.dumps({"name": "m", "model_stats": [stats]}).encode()
+            config = {"name": "m", "input": [], "output": [], "max_batch_size": 8}
+            body = json.dumps(config | {"model_stats": [stats]}).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
