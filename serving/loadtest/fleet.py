@@ -83,7 +83,8 @@ class Fleet:
     def once(self, endpoint: Endpoint, load: Load) -> Record:
         """Send each row once, in order, one at a time, for at most the time of `load`."""
         job = Job(endpoint, load, self.count, time.monotonic(), once=True)
-        return self._get(self._pool.map_async(_send, [job]), load.warmup + load.seconds + load.timeout + SLACK)[0]
+        # with a chunk size of its own: the pool would divide by the number of its processes, which may all have ended
+        return self._get(self._pool.map_async(_send, [job], chunksize=1), load.warmup + load.seconds + load.timeout + SLACK)[0]
 
     def _get(self, result: Any, seconds: float) -> Any:
         try:

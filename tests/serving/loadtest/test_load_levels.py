@@ -123,6 +123,12 @@ def test_a_client_process_that_hangs_or_is_killed_is_an_error_and_does_not_hold_
         assert not process.is_alive()
 
 
+def test_a_load_that_begins_while_ended_processes_are_replaced_is_sent(server, traffic, monkeypatch):
+    with Fleet(traffic) as fleet, monkeypatch.context() as replaced:
+        replaced.setattr(fleet._pool, "_pool", [])
+        assert fleet.once(target(server).endpoint, Load(concurrency=1, warmup=0, seconds=1, timeout=3))
+
+
 def test_the_command_prints_and_writes_every_figure(server, texts, tmp_path, capfd):
     options = ["--texts", texts, "--concurrency", "2", "--rate", "30", "--seconds", "0.5", "--warmup", "0", "--deadline", "900"]
     with pytest.raises(SystemExit) as end:
