@@ -175,12 +175,24 @@ def check_precisions(repository: Target, models: Sequence[str]) -> None:
 
 
 def check_compose(path: Path, location: str, models: Sequence[str]) -> None:
-    """Raises UserError E757 for a URL, E801 where the file, or a backend beside it, cannot be written."""
+    """Raises UserError E757 for a URL, or a model that is a link to what the container does not have, E801 where the file, or a
+    backend beside it, cannot be written."""
     if "://" in location:
         raise UserError("E757", "a compose file mounts a local folder", "Deploy --to DIR", location)
+    for name in models:
+        _check_mounted(Path(location), name)
     _check_file(path)
     for name in backend_names():
         _check_file(path.parent / BACKENDS / name / "model.py")
+
+
+def _check_mounted(repository: Path, model: str) -> None:
+    """Raises UserError E757 for a model whose folder is a link that leads nowhere where only the repository is mounted."""
+    folder = repository / model
+    inside = folder.resolve().is_relative_to(repository.resolve())
+    if folder.is_symlink() and (os.path.isabs(os.readlink(folder)) or not inside):
+        what = f"a link to {folder.resolve()}, which a container with the repository alone does not have"
+        raise UserError("E757", what, "Move the model's folder here, or leave --compose out", str(folder))
 
 
 def _check_file(path: Path) -> None:

@@ -14,7 +14,7 @@ from triton_parts import FACTS, write_classifier
 from compressor.errors import UserError
 from pipelines.cli.commands import deploy
 from serving.deployment.answers import write_answers
-from serving.deployment.manifests import compose
+from serving.deployment.manifests import compose, write_compose
 from serving.deployment.target import Target
 from serving.repository import write_repository
 
@@ -218,6 +218,24 @@ def test_a_container_gets_the_versions_of_this_machine_and_a_folder_of_any_name(
     (triton,) = compose("/models", ["a $HOME; b"])["services"].values()
     assert triton["command"][0].endswith(" '--load-model=a $$HOME; b'"), "another program's model may have any name"
     assert triton["environment"] == {"PIP_BREAK_SYSTEM_PACKAGES": "1"}
+
+
+def test_a_model_that_the_container_would_not_find_is_refused(deployed, tmp_path):
+    """Its folder may be a link, but what is mounted is the repository alone."""
+    to, elsewhere, options = tmp_path / "served", tmp_path / "elsewhere", ("--compose", tmp_path / "compose.yaml")
+    for name in (to, elsewhere, to / ".within"):
+        name.mkdir()
+    model = to / "4-reviews"
+    for target in (elsewhere, "../elsewhere", to / ".within"):
+        model.symlink_to(target)
+        with pytest.raises(UserError, match=r"E757 .*served/4-reviews: a link to .*, which a container"):
+            deployed(to, *options)
+        model.unlink()
+    model.symlink_to(elsewhere)
+    deployed(to)
+    assert not (tmp_path / "compose.yaml").exists()
+    with pytest.raises(UserError, match=r"E757 .*a link to"):
+        write_compose(tmp_path / "compose.yaml", str(to), ["4-reviews"])
 
 
 @pytest.mark.parametrize(("kind", "of_url"), [("kserve", False), ("compose", True)])

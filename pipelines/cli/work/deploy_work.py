@@ -86,7 +86,7 @@ def run(
             check_precisions(Target.at(str(served.repository)), names)
         target = Target.at(to, create=not rollback)
         if kserve is not None or compose is not None:
-            _check_others(target, names, kserve)
+            _check_others(target, to, names, kserve, compose)
         with target.storage_errors():
             done = (
                 roll_back(names, target, control, options) if rollback else deploy(served.repository, target, control, options)
@@ -99,11 +99,13 @@ def run(
         _write_files(target, to, kserve, compose, tell)
 
 
-def _check_others(target: Target, names: Sequence[str], kserve: Path | None) -> None:
+def _check_others(target: Target, to: str, names: Sequence[str], kserve: Path | None, compose: Path | None) -> None:
     """Raise what `_write_files` would raise afterwards of the models there that are not the run's `names`: they start, too."""
     others = sorted(set(lasting_models(target)) - set(names))
     if kserve is not None:
         check_precisions(target, others)
+    if compose is not None:
+        check_compose(compose, to, others)
     needs_gpu(target, others)
 
 
