@@ -22,17 +22,26 @@ MAX_BODY = 16 << 20
 """Bytes of the largest request, unless a server is started with another limit."""
 
 
+def most_instances(max_body: int) -> int:
+    """Model instances for which /dev/shm has space, beside one request of the largest size. Raises UserError E739."""
+    return (_free(MORE_MEMORY) - max_body) // INSTANCE_BYTES
+
+
 def check_space(instances: int, max_body: int, fix: str = MORE_MEMORY) -> None:
     """Raise UserError E739 where /dev/shm lacks space for so many model instances and one request of the largest size."""
-    needed = instances * INSTANCE_BYTES + max_body
+    needed, free = instances * INSTANCE_BYTES + max_body, _free(fix)
+    if free < needed:
+        what = f"{SHARED_MEMORY} has {free / 2**20:.1f} MiB free, and these models need {needed / 2**20:.0f} MiB"
+        raise UserError("E739", what, fix)
+
+
+def _free(fix: str) -> int:
+    """Free bytes of /dev/shm. Raises UserError E739 where there is none."""
     try:
         status = os.statvfs(SHARED_MEMORY)
     except OSError as error:
         raise UserError("E739", f"there is no {SHARED_MEMORY} ({error.strerror})", fix) from error
-    free = status.f_bavail * status.f_frsize
-    if free < needed:
-        what = f"{SHARED_MEMORY} has {free / 2**20:.1f} MiB free, and these models need {needed / 2**20:.0f} MiB"
-        raise UserError("E739", what, fix)
+    return status.f_bavail * status.f_frsize
 
 
 def claim(stage: Path) -> IO[str]:

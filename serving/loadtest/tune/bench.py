@@ -15,6 +15,7 @@ from pathlib import Path
 
 from compressor.errors import UserError
 from compressor.processor import free_memory
+from serving import shared_memory
 from serving.client import Client
 from serving.loadtest.answer_check import check_answers
 from serving.loadtest.arrivals import Load
@@ -52,6 +53,11 @@ class Bench:
         self.runtime = runtime_of_model(self.source, self.config)
         self.expected: list[Outputs] = []
         self._numbers, self._warm = count(), set()
+
+    def most_instances(self) -> int:
+        """Instances of the model for which memory and /dev/shm have space. Raises UserError E739."""
+        in_memory = MEMORY_SHARE * free_memory() / self._bytes(Setting(1, 1, None))
+        return min(int(in_memory), shared_memory.most_instances(shared_memory.MAX_BODY))
 
     def evaluate(self, trials: Sequence[Trial], rounds: int) -> None:
         """Add rounds to the trials: every setting once, then all again in the other order. Raises UserError E7xx."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,12 @@ def grid_of(config: ModelConfig, present: Setting, cores: int, p99_ms: float) ->
     known = ({*layouts(cores)}, delays if text and delays else {None, *delays}, {*BUDGETS} if text else {None})
     own = ((present.instances, present.threads), present.delay_us, present.batch_tokens)
     return Grid(*(tuple(sorted(values | {value}, key=_none_first)) for values, value in zip(known, own, strict=True)))
+
+
+def fitting(grid: Grid, present: Setting, instances: int) -> Grid:
+    """The settings of at most so many instances, and of the layout that is `present`."""
+    own = (present.instances, present.threads)
+    return replace(grid, layouts=tuple(layout for layout in grid.layouts if layout[0] <= instances or layout == own))
 
 
 def _none_first(value: Any) -> tuple[bool, Any]:

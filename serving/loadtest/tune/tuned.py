@@ -14,7 +14,7 @@ from serving.loadtest.fleet import Fleet
 from serving.loadtest.levels import measure
 from serving.loadtest.tune.bench import Bench
 from serving.loadtest.tune.coarse_to_fine import Search
-from serving.loadtest.tune.setting_grid import grid_of, setting_of
+from serving.loadtest.tune.setting_grid import fitting, grid_of, setting_of
 from serving.loadtest.tune.trials import Trial
 
 ARRIVALS = (0.5, 0.6, 0.7, 0.8, 0.9)
@@ -40,15 +40,18 @@ def tune(
     """The chosen config.pbtxt of a model, and the evidence for it. `folder` is a scratch folder; `cores` defaults to those of
     this process. With `exhaustive_rounds` the whole grid is measured instead of the search.
 
-    Raises CheckError E753 when no setting keeps the limit, UserError E752 (memory) and those of the server and the clients.
+    Raises CheckError E753 when no setting keeps the limit, UserError E752 (memory), E739 (/dev/shm) and
+    those of the server and the clients.
     """
     # what is served now shares every core that there is, and a core with two threads counts as two
     shared, cores = cores or served_cores(), cores or physical_cores()
     bench = Bench(model_folder, fleet, folder, protocol=protocol, seconds=seconds, say=say)
     present = setting_of(bench.config, bench.runtime, shared)
-    grid = grid_of(bench.config, present, cores, p99_ms)
+    wanted, most = grid_of(bench.config, present, cores, p99_ms), bench.most_instances()
+    grid = fitting(wanted, present, most)
     search = Search(grid, p99_ms / 1000, bench.evaluate, start=2 * cores, present=present)
-    say(f"{len(grid.settings())} settings on {cores} cores")
+    left_out = f", without those of more than {most} instances: there is no memory for them" if grid != wanted else ""
+    say(f"{len(grid.settings())} settings on {cores} cores{left_out}")
     chosen = search.exhaust(exhaustive_rounds) if exhaustive_rounds else search.run()
     if not chosen.score:
         nearest = f"{chosen.setting.title} with {chosen.figures()['p99_ms']:.3g} ms"

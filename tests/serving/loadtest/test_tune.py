@@ -18,6 +18,7 @@ from export.runtimes.runtime_registry import CPU_RUNTIMES, RUNTIMES
 from pipelines.cli.commands import main
 from pipelines.cli.work.tune_work import tune_model, write
 from pipelines.loadtest.tune_report import conclusions, setting_rows, to_markdown
+from serving import shared_memory
 from serving.layout.knobs import Knobs
 from serving.layout.model_config import text_config
 from serving.loadtest.fleet import Fleet
@@ -168,6 +169,32 @@ def test_the_memory_for_settings_is_that_of_the_container(tmp_path, classifier, 
         made.evaluate([Trial(Setting(1, 1, None), 1.0)], 1)
 
 
+@pytest.mark.parametrize(
+    ("memory", "shared", "most", "measured"),
+    [(3.5, 64 << 20, 3, 2), (100.0, 64 << 20, 24, 16), (0.5, 64 << 20, 0, 1)],
+    ids=["memory", "what Docker mounts", "not even what the model has"],
+)
+def test_layouts_that_do_not_fit_are_left_out_before_anything_is_measured(
+    tmp_path, classifier, monkeypatch, memory, shared, most, measured
+):
+    """`memory` is for so many instances, `shared` the free bytes of /dev/shm."""
+
+    class Measured(Exception):
+        pass
+
+    def evaluate(self, trials, rounds):
+        raise Measured(max(trial.setting.instances for trial in trials))
+
+    folder, said = write_repository(tmp_path / "models", "m", classifier, facts=FACTS, knobs=Knobs(instances=1)), []
+    each = bench.Bench(folder, None, tmp_path, protocol="http", seconds=0.1, say=print)._bytes(Setting(1, 1, None))
+    monkeypatch.setattr(bench, "free_memory", lambda: memory * each / bench.MEMORY_SHARE)
+    monkeypatch.setattr(shared_memory.os, "statvfs", lambda _: SimpleNamespace(f_bavail=shared, f_frsize=1))
+    monkeypatch.setattr(bench.Bench, "evaluate", evaluate)
+    with pytest.raises(Measured, match=f"^{measured}$"):
+        tune(folder, None, tmp_path, 100.0, cores=32, say=said.append)
+    assert f"without those of more than {most} instances" in said[0]
+
+
 def test_an_instance_holds_the_version_that_is_served(tmp_path, classifier):
     """A published repository keeps earlier ones, and what stood beside them."""
     folder = write_repository(tmp_path / "models", "m", classifier, facts=FACTS, knobs=KNOBS)
@@ -281,7 +308,9 @@ def test_the_present_setting_is_what_is_served(classifier, monkeypatch, given, t
         assert start == 2 and present in grid.settings()
         raise Found(present.threads)
 
-    made = SimpleNamespace(config=ModelConfig(name="bare"), runtime=RUNTIMES["onnxruntime"], evaluate=None)
+    made = SimpleNamespace(
+        config=ModelConfig(name="bare"), runtime=RUNTIMES["onnxruntime"], evaluate=None, most_instances=lambda: 9
+    )
     monkeypatch.setattr(tuned, "Bench", lambda *_, **__: made)
     monkeypatch.setattr(tuned, "Search", search)
     monkeypatch.setattr(tuned, "physical_cores", lambda: 1)
@@ -312,9 +341,8 @@ def test_what_is_not_served_is_not_tuned(tmp_path, classifier):
 
 
 def test_a_limit_that_no_setting_keeps_is_told(monkeypatch):
-    made = SimpleNamespace(
-        config=ModelConfig(name="reviews"), runtime=RUNTIMES["onnxruntime"], evaluate=simulated(capacity=lambda setting: 300)
-    )
+    parts = {"runtime": RUNTIMES["onnxruntime"], "most_instances": lambda: 1}
+    made = SimpleNamespace(config=ModelConfig(name="reviews"), evaluate=simulated(capacity=lambda setting: 300), **parts)
     monkeypatch.setattr(tuned, "Bench", lambda *_, **__: made)
     with pytest.raises(CheckError, match=r"E753 reviews: no setting keeps a p99 latency of 0.01 ms; the nearest is 1 x 1"):
         tune(None, None, None, 0.01, cores=1)
