@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import ssl
 from collections.abc import Mapping
 from functools import partial
@@ -94,11 +95,12 @@ class GrpcConnection:
     failures = (OSError,)
 
     def __init__(self, address: Address, ca: Path | None, headers: Mapping[str, str], seconds: float):
-        # imported here: only clients of this protocol need it
+        # imported here: only clients of this protocol need them
+        from grpc import ssl_channel_credentials as trusting
         from tritonclient.grpc import InferenceServerClient
 
-        tls = {"ssl": address.tls, "root_certificates": None if ca is None else str(ca)}
-        self._client = InferenceServerClient(str(address), channel_args=channel_options(address.host), **tls)
+        creds = trusting(system_certificates() if ca is None else ca.read_bytes()) if address.tls else None
+        self._client = InferenceServerClient(str(address), channel_args=channel_options(address.host), creds=creds)
         self._headers = {key.lower(): value for key, value in headers.items()}  # gRPC refuses capitals
         self._options = {"headers": self._headers, "client_timeout": min(seconds, CONNECT_SECONDS)}
         self._infer_options = {"headers": self._headers, "client_timeout": seconds}
@@ -137,6 +139,16 @@ class GrpcConnection:
 
 CONNECTIONS: dict[str, type[Connection]] = {"http": HttpConnection, "grpc": GrpcConnection}
 """Protocol -> its connection."""
+
+
+def system_certificates() -> bytes | None:
+    """What Python's ssl, thus https:// here, trusts, as PEM; None if it finds nothing: gRPC then trusts a list of its own."""
+    loaded = ssl.create_default_context().get_ca_certs(binary_form=True)
+    folder = ssl.get_default_verify_paths().capath
+    # OpenSSL reads those of a folder, by the hash of their name, only when one is asked for
+    hashed = [path for path in Path(folder).glob("*.[0-9]") if os.access(path, os.R_OK)] if folder else []
+    found = [ssl.DER_cert_to_PEM_cert(each).encode() for each in loaded] + [path.read_bytes() for path in hashed]
+    return b"\n".join(found) or None
 
 
 def _filled(input_type: type, arrays: Mapping[str, np.ndarray]) -> list[Any]:
