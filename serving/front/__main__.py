@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from compressor.errors import UserError
 from serving.bundle import install
+from serving.clients.address import parse_url
 
 DRAIN_SECONDS = 30.0
 """How long requests in flight are still answered at the end: one of many texts is several requests to Triton, each with a
@@ -19,17 +21,44 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--triton", required=True, metavar="HOST:PORT", help="the server's gRPC endpoint")
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8080)
+    parser.add_argument("--port", type=bounded(int, 1, 65535), default=8080)
     parser.add_argument("--keys", type=Path, metavar="FILE", help="API keys, one a line")
-    parser.add_argument("--max-body", type=int, default=1 << 20, metavar="BYTES")
-    parser.add_argument("--timeout", type=float, default=10.0, metavar="SECONDS", help="for an answer of Triton (10)")
-    parser.add_argument("--drain", type=float, default=DRAIN_SECONDS, metavar="SECONDS", help="for the last answers (30)")
-    options = vars(parser.parse_args())
+    parser.add_argument("--max-body", type=bounded(int, 1, 1 << 30), default=1 << 20, metavar="BYTES")
+    seconds = {"metavar": "SECONDS"}
+    parser.add_argument(
+        "--timeout", type=bounded(float, 0.1, 600), default=10.0, **seconds, help="for an answer of Triton (10)"
+    )
+    parser.add_argument(
+        "--drain", type=bounded(float, 0, 3600), default=DRAIN_SECONDS, **seconds, help="for the last answers (30)"
+    )
+    options = parser.parse_args()
     try:
-        serve(**options)
+        options.triton = grpc_endpoint(options.triton)
+        serve(**vars(options))
     except UserError as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)
+
+
+def bounded(kind: type, least: float, most: float) -> Callable[[str], float]:
+    """A type of argparse: a number from `least` to `most`."""
+
+    def number(text: str) -> float:
+        value = kind(text)
+        if not least <= value <= most:  # nan is not, either
+            raise argparse.ArgumentTypeError(f"{text} is not from {least} to {most}")
+        return value
+
+    number.__name__ = kind.__name__  # what argparse calls it where the text is no number
+    return number
+
+
+def grpc_endpoint(url: str) -> str:
+    """HOST:PORT from that, or from grpc://HOST:PORT. Raises UserError E711 for another address."""
+    address = parse_url(url if "//" in url else f"grpc://{url}")
+    if address.protocol != "grpc" or address.tls:
+        raise UserError("E711", f"{url!r:.100} is not an address of gRPC without TLS", "Give HOST:PORT or grpc://HOST:PORT")
+    return str(address)
 
 
 def serve(triton: str, host: str, port: int, keys: Path | None, max_body: int, timeout: float, drain: float) -> None:

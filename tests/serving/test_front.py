@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -551,6 +552,30 @@ def test_a_front_that_is_stopped_has_the_time_of_its_server(tmp_path, monkeypatc
     with front.running():
         pass
     assert given == [drain] and waited[0] > drain
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "told"),
+    [
+        ("--triton", "https://127.0.0.1:8001", "E711 .*https://127.0.0.1:8001' is not an address of gRPC without TLS"),
+        ("--triton", "127.0.0.1", "E711 'grpc://127.0.0.1' is not a server's URL"),
+        ("--triton", "grpc://127.0.0.1:8001", None),
+        ("--port", "99999", "--port: 99999 is not from 1 to 65535"),
+        ("--drain", "nan", "--drain: nan is not from 0 to 3600"),
+        ("--max-body", "0", "--max-body: 0 is not from 1 to"),
+        ("--timeout", "soon", "--timeout: invalid float value: 'soon'"),
+    ],
+)
+def test_an_option_that_no_front_can_use_is_refused(monkeypatch, capsys, option, value, told):
+    """Else one whose Triton has no such address would answer 503 for ever."""
+    from serving.front import __main__ as front
+
+    served = []
+    monkeypatch.setattr(front, "serve", lambda **options: served.append(options["triton"]))
+    monkeypatch.setattr(sys, "argv", ["serving.front", "--triton", "127.0.0.1:8001", option, value])
+    with pytest.raises(SystemExit, match="2") if told else contextlib.nullcontext():
+        front.main()
+    assert re.search(told, capsys.readouterr().err) if told else served == ["127.0.0.1:8001"]
 
 
 SERVING = """
