@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compressor import checkpoint
 from compressor.errors import UserError
-from compressor.run_store import RUN_FILE, last_model
+from compressor.run_store import NAME, RUN_FILE, LastModel, last_model
 from compressor.tasks import KINDS
 from compressor.tasks.task_kind import set_problem_type
 
@@ -27,7 +28,7 @@ def load(folder: Path, base: Path | str | None = None) -> nn.Module:
     if not {checkpoint.STATE_FILE, "config.json"} & found.files:
         fix = f"Load one of its tasks: compressor.load(BASE, delta='{folder}/tasks/NAME.safetensors')"
         raise UserError("E805", "this run trained many tasks together and has no single model", fix, str(folder))
-    model = checkpoint.load(found.folder, base=base or _base(folder, found.lock.get("model")))
+    model = checkpoint.load(found.folder, base=base or _base(folder, found))
     set_problem_type(model.config, _kind_in(found.lock))
     return model
 
@@ -38,7 +39,7 @@ def last_state(folder: Path) -> tuple[Path, str | None, str, str]:
     kind of its task, which a state of an earlier version does not name (likewise). Raises UserError E805, E305."""
     found = last_model(folder, checkpoint.STATE_FILE)
     model = found.lock.get("model")
-    return found.folder, _base(folder, model), _reference_in(model), _kind_in(found.lock)
+    return found.folder, _base(folder, found), _reference_in(model), _kind_in(found.lock)
 
 
 def _reference_in(model: object) -> str:
@@ -54,13 +55,18 @@ def _kind_in(lock: dict[str, Any]) -> str:
     return kind if isinstance(kind, str) and kind in KINDS else ""
 
 
-def _base(folder: Path, model: object) -> str | None:
+def _base(folder: Path, found: LastModel) -> str | None:
     """Folder where the run found its pretrained model, if it still exists; otherwise the state's reference is used. run.json
-    may describe a later attempt, with another model."""
+    may describe a later attempt, with another model: then it is the one in the store that the lock names, if any."""
+    model = found.lock.get("model")
     try:
         facts = json.loads((folder / RUN_FILE).read_bytes())
         same = facts.get("model_sha256", "") in ("", model["sha256"])
         place = facts["model_folder"] if same else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
-    return place if isinstance(place, str) and "\0" not in place and Path(place).is_dir() else None
+        place = None
+    if isinstance(place, str) and "\0" not in place and Path(place).is_dir():
+        return place
+    artifact = model.get("artifact") if isinstance(model, dict) else None
+    named = isinstance(artifact, str) and NAME.fullmatch(artifact)
+    return str(found.folder.parent / artifact) if named and os.path.isdir(found.folder.parent / artifact) else None

@@ -383,8 +383,8 @@ def doctor() -> None:
 def store() -> None:
     """Show the results in the store of OUT, their sizes and the runs that use them; or remove those that none uses.
 
-    A run uses the results of its last attempt and of the last one that finished. Delete a run's folder to free what it alone
-    uses. What a running process uses stays.
+    A run uses the results of its last attempt and of the last one that finished, and its base, where another run made it.
+    Delete a run's folder to free what it alone uses. What a running process uses stays.
     """
 
 

@@ -24,7 +24,7 @@ from pipelines.engine.disk import disk_fault, shortened
 from pipelines.engine.environment import machine
 from pipelines.engine.preflight import Ready
 from pipelines.engine.stage import Artifact, Entry, Progress
-from pipelines.engine.store import Locked, Store, canonical, lock, write_atomic
+from pipelines.engine.store import Locked, Store, canonical, lock, shared_lock, used_lock, write_atomic
 from pipelines.engine.unchanged import Originals
 from pipelines.file.config import Pipeline
 from pipelines.terminal.progress import Display
@@ -174,10 +174,19 @@ def holding(run: Run) -> Iterator[None]:
         raise disk_fault(error) or UserError("E801", what, "Choose another folder with --out", str(folder)) from None
     try:
         with lock(run.folder / "run.lock"), run.uses:
+            _use_models(run)
             yield
     except Locked as holder:
         what = f"process {holder.pid} is running this pipeline here"
         raise UserError("E802", what, "Wait for it, or choose another --out", str(run.folder)) from None
+
+
+def _use_models(run: Run) -> None:
+    """Keep the base and the other models that lie in a store, made by other runs, from being replaced or removed."""
+    for folder in {model.folder for model in (run.ready.base, *run.ready.models.values())}:
+        if folder.parent.name == STORE:
+            with contextlib.suppress(OSError, UserError):  # it is a store that this user cannot write, or without locks
+                run.uses.enter_context(shared_lock(used_lock(folder.parent, folder.name)))
 
 
 FAULT_WAIT = 3.0

@@ -52,10 +52,11 @@ class LockedStage(StoredRecord):
 
 
 class LockedModel(StoredRecord):
-    """The pretrained base model."""
+    """The pretrained base model; `artifact` is its folder's name where another run made it in the same store."""
 
     reference: str
     sha256: Sha256
+    artifact: Annotated[str, StringConstraints(pattern=r"^([a-z_]+-[0-9a-f]{16})?$")] = ""
 
 
 class Lock(StoredRecord):
@@ -76,8 +77,22 @@ class Lock(StoredRecord):
         if (self.task is None) == (self.tasks is None):
             raise ValueError("one task, or several")
         for task in (self.task,) if self.tasks is None else self.tasks.values():
-            TaskConfig.model_validate(task)
+            _require_form(task)
         return self
+
+
+REFUSED = ("value_error", "extra_forbidden")
+"""Types of pydantic's faults that are of no form: values that do not go together, or a key of a later version. Both may be of a
+task that another version accepted."""
+
+
+def _require_form(task: dict[str, Any]) -> None:
+    """Raises ValueError for a task of another form than any version writes."""
+    try:
+        TaskConfig.model_validate(task)
+    except ValidationError as error:
+        if any(fault["type"] not in REFUSED for fault in error.errors(include_url=False)):
+            raise
 
 
 def read_lock(path: Path) -> dict[str, Any]:

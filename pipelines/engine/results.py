@@ -76,6 +76,12 @@ def _row(architecture: Architecture | None) -> dict[str, Any]:
     return {} if architecture is None else row_entry(architecture.model_type)
 
 
+def _artifact(run: Run) -> dict[str, str]:
+    """The base's artifact where another run made it in this store: its reference may lead to another model later."""
+    folder = run.ready.base.folder
+    return {"artifact": folder.name} if folder.parent == run.store.root.resolve() else {}
+
+
 def _lock_file(run: Run) -> bytes:
     """Content of pipeline.lock.yaml: resolved config, fingerprint and sha256s of every artifact; failed checks, if any."""
     pipeline, entries = run.pipeline, {entry.id: entry for entry in run.entries}
@@ -94,7 +100,12 @@ def _lock_file(run: Run) -> bytes:
     ]
     content = {
         "name": pipeline.name,
-        "model": {"reference": run.ready.base.reference, "sha256": run.ready.base.sha256, **_row(pipeline.architecture)},
+        "model": {
+            "reference": run.ready.base.reference,
+            "sha256": run.ready.base.sha256,
+            **_artifact(run),
+            **_row(pipeline.architecture),
+        },
         **by_key({path: task.model_dump(mode="json") for path, task in pipeline.all_tasks.items()}),
         "data": {str(path): sha256 for path, sha256 in run.ready.data.items()},
         "seed": pipeline.seed,

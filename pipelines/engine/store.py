@@ -117,10 +117,14 @@ def used_lock(root: Path, name: str) -> Path:
     return root / f".used-{name}"
 
 
+ASIDE = ".old-"
+"""How the names of folders begin that were taken out of the store."""
+
+
 def set_aside(place: Path, root: Path) -> Path:
     """Take a folder out of the store at `root` in one step, for half an artifact would be a damaged one; returns where it is
     now, under a name of its own, as an earlier one may still be there. `Store.sweep` removes what a killed process left."""
-    old = Path(tempfile.mkdtemp(prefix=f".old-{place.name.lstrip('.')}-", dir=root))
+    old = Path(tempfile.mkdtemp(prefix=f"{ASIDE}{place.name.lstrip('.')}-", dir=root))
     return place.rename(old)
 
 
@@ -287,7 +291,7 @@ class Store:
         """Remove remains of killed processes, and trainings whose last checkpoint is a week old; what a running process uses
         stays, and what cannot be removed: another user's, or on NFS what another program has open."""
         old = [path for path in self.root.glob(".unfinished-*") if _age(path) > KEEP_UNFINISHED]
-        for folder in [*self.root.glob(".work-*"), *self.root.glob(".old-*"), *self.root.glob(".lock-*"), *old]:
+        for folder in [*self.root.glob(".work-*"), *self.root.glob(f"{ASIDE}*"), *self.root.glob(".lock-*"), *old]:
             name = folder.name.split("-", 1)[1]
             with contextlib.suppress(Locked, FileNotFoundError, PermissionError), lock(self.root / f".lock-{name}"):
                 if not folder.name.startswith(".lock-"):

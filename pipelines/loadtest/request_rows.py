@@ -11,7 +11,6 @@ import numpy as np
 
 from compressor.errors import UserError
 from compressor.models.hub import find_folder
-from compressor.tasks import TaskConfig
 from compressor.tasks.data import read_data
 from compressor.tasks.features import model_rows
 from compressor.tasks.reading import read_task
@@ -77,7 +76,7 @@ def run_rows(config: Mapping[str, Any], run: Path) -> list[Row]:
     finished = open_run(run)
     if "task" not in finished.lock:
         raise UserError("E745", "a run of several tasks deploys no model", "Give the texts with --texts FILE", str(run))
-    task = TaskConfig(**finished.lock["task"])
+    task = finished.task
     if takes_texts(config):
         rows = drawn(read_task(task).validation.texts)
         pairs = ([(first, other) for other in others] or [(first,)] for first, *others in rows)

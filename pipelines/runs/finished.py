@@ -8,14 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from compressor.errors import UserError
 from compressor.models.files.damage import door
 from compressor.models.row_file import use_stored_row
 from compressor.run_store import LOCK_FILE, store_of
+from compressor.tasks import TaskConfig
 from pipelines.engine.attempt import Attempt, last_attempt
 from pipelines.engine.lockfile import Failure, read_lock
 from pipelines.engine.stage import Artifact
 from pipelines.engine.store import Store, digest
+from pipelines.file.yaml_source import dotted
 from pipelines.reporting.kept import layers_left
 
 
@@ -39,7 +43,22 @@ class FinishedRun:
         attempt, model = self.attempt, self.lock["model"]
         # a later attempt may have used another model
         same_model = attempt and attempt.model_folder and attempt.model_sha256 in ("", model["sha256"])
-        return attempt.model_folder if same_model and Path(attempt.model_folder).is_dir() else model["reference"]
+        if same_model and Path(attempt.model_folder).is_dir():
+            return attempt.model_folder
+        made = self.store.root / model.get("artifact", "")
+        return str(made) if model.get("artifact") and made.is_dir() else model["reference"]
+
+    @property
+    def task(self) -> TaskConfig:
+        """The task of a run of one. Raises UserError E803 for one that this version refuses, and the run's did not."""
+        try:
+            return TaskConfig(**self.lock["task"])
+        except ValidationError as error:
+            fault = error.errors(include_url=False)[0]
+            reason = f"{dotted(fault['loc'])}: {fault['msg'].removeprefix('Value error, ')}"
+            fix = "Change it in the pipeline and run that again, or use the version that made the run"
+            where = str(self.folder / LOCK_FILE)
+            raise UserError("E803", f"its task is refused by this version: {reason}", fix, where) from None
 
     @property
     def failures(self) -> list[Failure]:

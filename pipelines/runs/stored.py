@@ -14,13 +14,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from compressor.digests import kept_while_unchanged
 from compressor.errors import UserError
-from compressor.run_store import LOCK_FILE, STORE
+from compressor.run_store import LOCK_FILE, RUN_FILE, STORE
 from pipelines.engine.attempt import last_attempt
 from pipelines.engine.lockfile import read_lock
-from pipelines.engine.store import Locked, Store, lock, served_lock, set_aside, used_lock
+from pipelines.engine.store import ASIDE, Locked, Store, lock, served_lock, set_aside, used_lock
 
-ARTIFACT, UNFINISHED, CACHE = "artifact", "interrupted training", "cache"
+ARTIFACT, UNFINISHED, WORK, CACHE = "artifact", "interrupted training", "unfinished work", "cache"
+"""Kinds of results. Unfinished work is that of a running process, or what a killed one left, from which nothing goes on."""
 NAME = re.compile(r"[a-z_]+-[0-9a-f]{16}")
 """Name of an artifact's folder; whatever else lies in a store is a user's own, and stays."""
 NO_RUNS = (STORE, "lost+found")
@@ -54,36 +56,60 @@ def stored(out: Path) -> Contents:
         raise UserError("E805", "no store of runs here", "Give the folder of the runs: --out runs", str(out))
     users, unread = _users(out)
     rows = [
-        *(_row(ARTIFACT, path.name, [path], users.get(path.name, ())) for path in root.iterdir() if NAME.fullmatch(path.name)),
-        *(_row(UNFINISHED, path.name.partition("-")[2], [path]) for path in root.glob(".unfinished-*")),
-        *(_row(CACHE, path.name, [path, path.with_suffix(SEAL)]) for path in _cached(Store(root))),
+        *(_row(root, ARTIFACT, path.name, users.get(path.name, ())) for path in root.iterdir() if NAME.fullmatch(path.name)),
+        *(_row(root, UNFINISHED, path.name.partition("-")[2]) for path in root.glob(".unfinished-*")),
+        *(_row(root, WORK, path.name) for path in (*root.glob(".work-*"), *root.glob(f"{ASIDE}*"))),
+        *(_row(root, CACHE, path.name) for path in _cached(Store(root))),
     ]
     return Contents(sorted(rows, key=lambda row: (-row.bytes, row.name)), unread)
 
 
 def unused(rows: Iterable[Stored], *, caches: bool = False) -> list[Stored]:
-    """Those that no run uses: artifacts and interrupted trainings, or the `caches`, which any run may use again."""
+    """Those that no run uses: artifacts, interrupted trainings and unfinished work, or the `caches`, which any run may use
+    again."""
     return [row for row in rows if not row.runs and (row.kind == CACHE) == caches]
 
 
-def remove(out: Path, rows: Sequence[Stored]) -> Iterator[tuple[Stored, str]]:
-    """Remove results from the store below `out`; yields each with why it stays, '' for one that is gone."""
-    root = out / STORE
+def remove(out: Path, rows: Sequence[Stored], days: float = 0) -> Iterator[tuple[Stored, str]]:
+    """Remove results from the store below `out`; yields each with why it stays, '' for one that is gone.
+
+    What runs use and what is younger than `days` is looked at again for each of them, where no process can begin to use it:
+    others before it take minutes to remove, in which a run may finish that uses it, or make it anew.
+    """
     for row in rows:
         try:
-            with contextlib.ExitStack() as held:
-                held.enter_context(lock(_lock_of(root, row)))
-                if row.kind == ARTIFACT:
-                    held.enter_context(lock(used_lock(root, row.name)))
-                    held.enter_context(lock(served_lock(root, row.name)))
-                for path in _paths(root, row):
-                    _discard(path, root)
+            reason = _removed(out, row, days)
         except Locked:
-            yield row, "in use by a running process"
+            reason = "in use by a running process"
         except OSError as error:
-            yield row, f"{error.strerror or error}: its owner may remove it"
-        else:
-            yield row, ""
+            reason = f"{error.strerror or error}: its owner may remove it"
+        yield row, reason
+
+
+def _removed(out: Path, row: Stored, days: float) -> str:
+    """Remove a result, or say why it stays. Raises Locked, OSError."""
+    root = out / STORE
+    with contextlib.ExitStack() as held:
+        held.enter_context(lock(_lock_of(root, row)))
+        if row.kind == ARTIFACT:
+            held.enter_context(lock(used_lock(root, row.name)))
+            held.enter_context(lock(served_lock(root, row.name)))
+        if reason := _used_or_young(out, row, days):
+            return reason
+        for path in _paths(root, row.kind, row.name):
+            _discard(path, root)
+    return ""
+
+
+def _used_or_young(out: Path, row: Stored, days: float) -> str:
+    """Why a result is not to be removed any more, '' where it is."""
+    users, unread = _users(out) if row.kind == ARTIFACT else ({}, None)
+    if unread:
+        return f"{unread.where}: {unread.what}"
+    if runs := users.get(row.name):
+        return f"used again by {runs[0]}"
+    changed = row.kind != WORK and _row(out / STORE, row.kind, row.name).days < days
+    return f"younger than {days:g} days by now" if changed else ""
 
 
 def _users(out: Path) -> tuple[dict[str, list[str]], UserError | None]:
@@ -102,11 +128,27 @@ def _users(out: Path) -> tuple[dict[str, list[str]], UserError | None]:
     return users, faults[0] if faults else None
 
 
-def _used_by(folder: Path) -> set[str]:
-    """The artifacts of the run in a folder; none where no run has been. Raises UserError E803, E801, PermissionError."""
-    attempt, path = last_attempt(folder), folder / LOCK_FILE
-    finished = {stage["artifact"] for stage in read_lock(path)["stages"]} if path.is_file() else set()
-    return finished | ({stage.artifact for stage in attempt.stages} if attempt else set())
+def _used_by(folder: Path) -> frozenset[str]:
+    """The artifacts of the run in a folder, and its base model where that is one, made by another run; none where no run has
+    been. Raises UserError E803, E801, PermissionError."""
+    return _in_attempt(folder / RUN_FILE) | _in_lock(folder / LOCK_FILE)
+
+
+@kept_while_unchanged
+def _in_attempt(path: Path) -> frozenset[str]:
+    attempt = last_attempt(path.parent)
+    if attempt is None:
+        return frozenset()
+    # the name alone, which tells the content: the store may have another path by now
+    return frozenset({Path(attempt.model_folder).name, *(stage.artifact for stage in attempt.stages)})
+
+
+@kept_while_unchanged
+def _in_lock(path: Path) -> frozenset[str]:
+    if not path.is_file():
+        return frozenset()
+    lock_file = read_lock(path)
+    return frozenset({lock_file["model"].get("artifact", ""), *(stage["artifact"] for stage in lock_file["stages"])})
 
 
 def _folders(above: Path, faults: list[UserError]) -> list[Path]:
@@ -133,10 +175,10 @@ def _cached(store: Store) -> list[Path]:
     return [path for path in store.cache.glob("*") if path.suffix not in (SEAL, WAIT)]
 
 
-def _row(kind: str, name: str, places: Sequence[Path], runs: Sequence[str] = ()) -> Stored:
+def _row(root: Path, kind: str, name: str, runs: Sequence[str] = ()) -> Stored:
     """Sizes and times of what other processes may just be removing: a file that is gone counts nothing."""
     count, latest = 0, 0.0
-    for path in (path for place in places for path in _all_of(place)):
+    for path in (path for place in _paths(root, kind, name) for path in _all_of(place)):
         with contextlib.suppress(FileNotFoundError, PermissionError):
             facts = path.lstat()
             count += 0 if stat.S_ISDIR(facts.st_mode) else facts.st_size
@@ -153,15 +195,17 @@ def _all_of(place: Path) -> Iterator[Path]:
 
 def _lock_of(root: Path, row: Stored) -> Path:
     """The lock that whoever makes a result holds."""
-    return (Store(root).cache / row.name).with_suffix(WAIT) if row.kind == CACHE else root / f".lock-{row.name}"
-
-
-def _paths(root: Path, row: Stored) -> list[Path]:
-    """A result's paths, its seal first: without that a cached one is not taken."""
     if row.kind == CACHE:
-        path = Store(root).cache / row.name
+        return (Store(root).cache / row.name).with_suffix(WAIT)
+    return root / f".lock-{row.name.partition('-')[2] if row.kind == WORK else row.name}"
+
+
+def _paths(root: Path, kind: str, name: str) -> list[Path]:
+    """A result's paths, its seal first: without that a cached one is not taken."""
+    if kind == CACHE:
+        path = Store(root).cache / name
         return [path.with_suffix(SEAL), path]
-    return [root / (row.name if row.kind == ARTIFACT else f".unfinished-{row.name}")]
+    return [root / (f".unfinished-{name}" if kind == UNFINISHED else name)]
 
 
 def _discard(path: Path, root: Path) -> None:
@@ -169,7 +213,8 @@ def _discard(path: Path, root: Path) -> None:
     if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
         return
-    for folder in (path, *(each for each in path.rglob("*") if each.is_dir())):
+    for folder in (each for each in _all_of(path) if each.is_dir()):
         if not os.access(folder, os.W_OK | os.X_OK):  # asked before the first step: it would fail in the middle
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
-    shutil.rmtree(set_aside(path, root))
+    gone = path if path.name.startswith(ASIDE) else set_aside(path, root)
+    shutil.rmtree(gone, ignore_errors=True)  # a run that begins removes it, too; on NFS what another program has open stays

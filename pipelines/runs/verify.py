@@ -25,7 +25,6 @@ from compressor.pruning.refit import groups_of, unfitted
 from compressor.pruning.surgery import removals_to, silence
 from compressor.pruning.weights import unmasked
 from compressor.run_store import LOCK_FILE
-from compressor.tasks import TaskConfig
 from compressor.tasks.data import Data, read_test_rows
 from compressor.tasks.features import torch_forward
 from compressor.tasks.task_kind import TaskKind
@@ -203,9 +202,8 @@ class Verification:
         """The inputs of the stage with this number."""
         ids = [stage["id"] for stage in self.stages[:number]]
         earlier = tuple(artifact for artifact in self.artifacts if artifact.entry in ids)
-        task = TaskConfig(**self.run.lock["task"])
         seed = self.run.lock["seed"]
-        return Inputs(self.base, task, seed, earlier, dense_of(earlier), threads=self.threads)
+        return Inputs(self.base, self.run.task, seed, earlier, dense_of(earlier), threads=self.threads)
 
     def _model_hops(self, made: Artifact, inputs: Inputs, _serve: bool) -> Iterator[tuple[str, Callable]]:
         previous = inputs.nearest("model")

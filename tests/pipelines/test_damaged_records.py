@@ -17,6 +17,7 @@ from pipelines.engine.lockfile import read_lock
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
 from pipelines.runs.finished import open_run
+from pipelines.runs.stored import stored
 from tests.pipelines import toys
 
 COMMANDS = (("verify", "--no-serve"), ("serve",), ("report",), ("report", "--plan"))
@@ -124,6 +125,24 @@ def test_records_of_an_earlier_version(run):
     opened = open_run(run)
     assert [found.line() for found in opened.failures] == ["E610 unequal."]
     assert opened.attempt.failures == opened.failures and opened.attempt.error.shown() == ["E610 unequal."]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("test", {"validation": "x.tsv"}, "test: validation is what reports call the rows"),
+        ("broken", "skip", "broken: Extra inputs are not permitted"),
+    ],
+)
+def test_a_task_that_another_version_accepted(run, compress, key, value, said):
+    """The lock file is whole: what does not need the task goes on, and `verify` says what is refused."""
+    lock = yaml.safe_load((run / LOCK_FILE).read_text())
+    lock["task"][key] = value
+    (run / LOCK_FILE).write_text(yaml.safe_dump(lock))
+    assert {row.runs for row in stored(run.parent).rows} == {("toy",)} and not stored(run.parent).unread
+    code, _, told = compress("verify", run, "--no-serve")
+    assert code == 3 and f"E803 {run / LOCK_FILE}: its task is refused by this version: {said}" in told
+    assert ask_all(run)[3][0] == 0
 
 
 def test_a_name_deeper_than_the_folder(run, monkeypatch):

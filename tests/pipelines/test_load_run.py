@@ -11,6 +11,7 @@ import compressor
 from compressor.errors import UserError
 from compressor.models.hub import resolve
 from compressor.models.special_tokens import tokenizer_of
+from compressor.runs import last_state
 from compressor.storage.delta_file import read
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
@@ -72,6 +73,16 @@ def edit_lock(run, part, key, value):
     content = yaml.safe_load(lock.read_text())
     content[part][key] = value
     lock.write_text(yaml.safe_dump(content))
+
+
+def test_the_base_in_the_store_that_the_lock_names(made, runs):
+    """Where the last attempt had another one."""
+    base = shutil.copytree(made / "model", runs / ".store" / "merge-0123456789abcdef")
+    edit_lock(runs / "unmerged", "model", "artifact", base.name)
+    (runs / "unmerged" / "run.json").unlink()
+    assert last_state(runs / "unmerged")[1] == str(base)
+    edit_lock(runs / "unmerged", "model", "artifact", f"../{base.name}")
+    assert last_state(runs / "unmerged")[1] is None
 
 
 def test_the_delta_of_a_run_names_the_kind_of_its_task(runs, compress, tmp_path):

@@ -12,9 +12,12 @@ import pytest
 from compressor.errors import UserError
 from pipelines.cli.work.store_work import store
 from pipelines.engine.runner import run_pipeline
-from pipelines.engine.store import Store, sealed, shared_lock
+from pipelines.engine.stage import NamedInputs
+from pipelines.engine.store import Store, lock, sealed, shared_lock
 from pipelines.file.config import load_pipeline
+from pipelines.runs.finished import open_run
 from pipelines.runs.stored import remove, stored, unused
+from tests.pipelines import toys
 from tests.pipelines.toys import tree
 
 QUIET = {"remove_unused": False, "remove_caches": False, "older_than": None, "as_json": False}
@@ -231,3 +234,101 @@ def test_the_folder_of_runs_may_lie_in_a_store(project, tmp_path):
     inner = tmp_path / ".store" / "runs"
     go(project, inner)
     assert not unused(stored(inner).rows)
+
+
+@pytest.fixture
+def on_a_run(project, out):
+    """The name of the model of the run `first`; the run `toy` has that as its base, and `second.yaml` is its pipeline."""
+
+    def checkpoint(_config, inputs, workspace):
+        shutil.copytree(inputs.base.folder, workspace.folder, dirs_exist_ok=True)
+        toys.flip_weight(workspace.folder)
+        return {"seed": inputs.seed}
+
+    with pytest.MonkeyPatch.context() as patch:
+        toys.replace(patch, "prune", checkpoint)
+        base = go(project, out, "name=first").artifacts["prune"].id
+    second = project.with_name("second.yaml")
+    second.write_text(project.read_text().replace("./model", f"{out / 'first'}"))
+    go(second, out)
+    return base, second
+
+
+@pytest.mark.parametrize("record", ["run.json", "pipeline.lock.yaml"])
+def test_the_base_of_a_run_is_used_by_it(out, on_a_run, ages, record):
+    """Also where the run that made it is gone, and the last attempt at this run had another base, or left no account."""
+    base, _ = on_a_run
+    shutil.rmtree(out / "first")
+    (out / "toy" / record).unlink()
+    (row,) = (row for row in stored(out).rows if row.name == base)
+    assert row.runs == ("toy",)
+    if record == "run.json":
+        assert open_run(out / "toy").model == str(out / ".store" / base)
+
+
+@pytest.mark.parametrize("key", ["base", "teacher"])
+def test_a_running_process_uses_its_base_and_its_teachers(project, out, on_a_run, ages, monkeypatch, key):
+    base, second = on_a_run
+    removed = []
+
+    def looking(_config, inputs, workspace):
+        removed.extend(why for _, why in remove(out, [row for row in stored(out).rows if row.name == base]))
+        return {}
+
+    if key == "teacher":
+        toys.replace(monkeypatch, "select", beside=NamedInputs(models=("text",)))
+        project.write_text(project.read_text().replace("places", str(out / "first")))
+    toys.replace(monkeypatch, "tune", looking)
+    go(second if key == "base" else project, out, "tune.files=3")
+    assert removed == ["in use by a running process"]
+
+
+def test_a_run_that_has_finished_since_the_list_keeps_its_results(project, out, two, ages):
+    old = unused(stored(out).rows)
+    used = ids(go(project, out, "seed=3", "name=late"))
+    kept = {row.name: why for row, why in remove(out, old) if why}
+    assert kept == dict.fromkeys(used & two[0], "used again by late") and len(kept) == 3
+    late = open_run(out / "late")
+    assert {late.verify(stage).id for stage in late.lock["stages"]} == used
+
+
+def test_a_run_that_cannot_be_read_since_the_list_may_use_anything(out, two, ages):
+    old = unused(stored(out).rows)
+    (out / "toy" / "run.json").write_text("{")
+    assert {why for _, why in remove(out, old)} == {f"{out / 'toy' / 'run.json'}: unreadable or damaged"}
+
+
+def test_what_was_made_anew_since_the_list_stays(out, two, ages):
+    first, *rest = unused(stored(out).rows)
+    os.utime(out / ".store" / first.name, (time.time(), time.time()))
+    assert dict((row.name, why) for row, why in remove(out, [first, *rest], days=7) if why) == {
+        first.name: "younger than 7 days by now"
+    }
+
+
+def test_what_killed_processes_left_is_counted_and_removed(out, two, capsys):
+    """Whatever its age: nothing goes on from it."""
+    root = out / ".store"
+    left = {".work-export-0123456789abcdef": 7, ".work-merge-0123456789abcdef": 5, ".old-tune-0123456789abcdef-xyz": 3}
+    for name, size in left.items():
+        (root / name).mkdir()
+        (root / name / "model.onnx").write_bytes(bytes(size))
+    rows = {row.name: row.bytes for row in stored(out).rows if row.kind == "unfinished work"}
+    assert rows == left
+    with lock(root / ".lock-merge-0123456789abcdef"):
+        store(out, **QUIET | {"remove_unused": True})
+    assert "removed: 2 results, 10 B" in capsys.readouterr().out
+    assert [path.name for path in root.glob(".[ow]*")] == [".work-merge-0123456789abcdef"]
+
+
+def test_what_another_process_sweeps_away_meanwhile_is_removed(out, two, ages, monkeypatch):
+    """A run that begins sweeps what was set aside."""
+    real = shutil.rmtree
+
+    def rmtree(path, *rest, **options):
+        if ".old-" in str(path):
+            real(path)
+        real(path, *rest, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    assert {why for _, why in remove(out, unused(stored(out).rows))} == {""}

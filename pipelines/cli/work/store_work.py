@@ -12,7 +12,7 @@ import click
 from compressor.cost import human_bytes
 from compressor.errors import UserError
 from pipelines.cli.shown import note, say
-from pipelines.runs.stored import ARTIFACT, Stored, remove, stored, unused
+from pipelines.runs.stored import ARTIFACT, WORK, Stored, remove, stored, unused
 from pipelines.terminal.console_table import table
 
 COLUMNS = ("result", "size", "age, days", "used by")
@@ -47,11 +47,13 @@ def store(out: Path, remove_unused: bool, remove_caches: bool, older_than: float
 
 
 def _removed(out: Path, asked: Sequence[Stored], days: float) -> list[Stored]:
-    """Remove those that are old enough and that no process uses; returns them, and tells of the others."""
-    results = list(remove(out, [row for row in asked if row.days >= days]))
+    """Remove those that are old enough, or from which nothing can go on, and that no process uses; returns them, and tells of
+    the others."""
+    young = [row for row in asked if row.days < days and row.kind != WORK]
+    results = list(remove(out, [row for row in asked if row not in young], days))
     for reason in dict.fromkeys(reason for _, reason in results if reason):
         note(f"kept, {reason}: {_counted([row for row, other in results if other == reason])}")
-    if young := [row for row in asked if row.days < days]:
+    if young:
         note(f"kept, younger than {days:g} days: {_counted(young)}; --older-than 0 removes these, too")
     return [row for row, reason in results if not reason]
 
