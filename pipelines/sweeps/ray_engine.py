@@ -17,7 +17,7 @@ from compressor.errors import UserError
 from compressor.processor import physical_cores
 from pipelines.engine.environment import accelerator
 from pipelines.sweeps.trial_events import Jobs, TrialEvent, Waiting, died
-from pipelines.sweeps.trial_run import Perform, TrialJob, TrialOutcome, console_of
+from pipelines.sweeps.trial_run import Perform, TrialConsole, TrialJob, TrialOutcome
 from serving.bundle import install
 
 POLL = 0.3
@@ -115,7 +115,7 @@ def _run_remotely(job: TrialJob, perform: Perform, board: Any) -> TrialOutcome:
     node = ray.get_runtime_context().get_node_id()[:8]
     where = f"{socket.gethostname()} (node {node}, process {os.getpid()})"
     ray.get(board.tell.remote(TrialEvent("started", job.name, where)))
-    return perform(job, console_of(lambda text: board.tell.remote(TrialEvent("said", job.name, where, text))))
+    return perform(job, TrialConsole(lambda kind, text: board.tell.remote(TrialEvent(kind, job.name, where, text))))
 
 
 def _node_of_driver(ray: ModuleType) -> Any:

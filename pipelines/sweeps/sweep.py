@@ -23,7 +23,7 @@ from pipelines.engine.disk import disk_fault
 from pipelines.engine.invocation import Stopped, stopping
 from pipelines.engine.preflight import check_folder
 from pipelines.engine.store import Locked, lock
-from pipelines.file.config import Pipeline, load_pipeline
+from pipelines.file.config import Pipeline
 from pipelines.sweeps.search_summary import summarize_search
 from pipelines.sweeps.search_trials import SearchTrials
 from pipelines.sweeps.sweep_files import FILES, write_files
@@ -32,7 +32,7 @@ from pipelines.sweeps.sweep_summary import SweepResult, out_of_reach, summarize
 from pipelines.sweeps.sweep_trials import SweepPlan, SweepTrial
 from pipelines.sweeps.trial_board import TrialBoard, counts_of
 from pipelines.sweeps.trial_events import Engine, Jobs, in_turn
-from pipelines.sweeps.trial_jobs import JobMaker, last_model, measured
+from pipelines.sweeps.trial_jobs import JobMaker, last_model, load_first, measured
 from pipelines.sweeps.trial_run import END, TrialJob, TrialOutcome, perform
 
 WORKER_DIED = "E811"
@@ -111,7 +111,7 @@ def _checked(
     """(folder of the sweep, pipeline with the first values, trials, what makes their jobs), validated but for each trial's own
     data."""
     plan.check()
-    pipeline = load_pipeline(path, overrides, plan.first, plan.data)
+    pipeline = load_first(path, plan, overrides)
     probes = plan.probes(pipeline) if plan.search else []
     trials = [run for alternatives in probes for runs in alternatives for run in runs] if probes else plan.trials(pipeline)
     stages = (END,) if plan.grid.named and stage is None else measured(pipeline, until or last_model(pipeline), stage)
@@ -120,6 +120,8 @@ def _checked(
         raise UserError("E115", f"a sweep cannot be called {name!r:.100}", fix)
     folder = out / (name or f"{pipeline.name}-sweep")
     make = JobMaker(path, plan, overrides, folder.name, TrialJob("", pipeline, out.absolute(), until or "", stages), stage)
+    if not probes:  # a search has the same tasks in all trials
+        trials = [make.on_own_tasks(trial) for trial in trials]
     for trial in trials:
         check_folder(out, f"{folder.name}/{trial.name}")
     if (folder / RUN_FILE).exists():

@@ -72,6 +72,7 @@ def _record(result: SweepResult, facts: Facts, plan: SweepPlan, trials: Sequence
             for setting, value in values.items()
         ],
         **({"same_model": [axes[place] for place in result.same_model]} if result.same_model else {}),
+        **({"unlearnt": list(result.unlearnt)} if result.unlearnt else {}),
         **({"disturbed": list(result.disturbed)} if result.disturbed else {}),
         "artifacts": dict(result.artifacts),
         "trials_of_stages": dict(result.trials_of_stages),

@@ -108,6 +108,8 @@ class SweepResult:
     trials: int = 0
     disturbed: tuple[str, ...] = ()
     """The trials whose latency was measured beside other work."""
+    unlearnt: tuple[str, ...] = ()
+    """The trials whose last model is no better than a constant prediction."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -119,11 +121,13 @@ class SweepResult:
 
     @property
     def notes(self) -> list[str]:
-        """What is said of latencies that mislead and of keys that are not compared, a line each."""
+        """What is said of models that learnt nothing, latencies that mislead and keys that are not compared, a line each."""
         keys, names = ", ".join(self.titles[place] for place in self.same_model), ", ".join(self.disturbed)
         count = f"{len(self.disturbed)} of {self.trials} trials were timed beside other work"
         what = "its quality, which is not that of exported files, is not compared between them"
+        blind = f"{len(self.unlearnt)} of {self.trials} trials are no better than a constant prediction"
         return [
+            *([f"{blind} ({', '.join(self.unlearnt)}): their differences say little."] if self.unlearnt else []),
             *([f"{count} ({names}): their latencies mislead."] if names else []),
             *([f"Values of {keys} give the same model: {what}."] if keys else []),
         ]
@@ -170,6 +174,7 @@ def summarize(
         same_model=same_model,
         trials=len(trials),
         disturbed=tuple(trial.name for trial in trials if disturbance(outcomes[trial.name].waited)),
+        unlearnt=tuple(trial.name for trial in trials if outcomes[trial.name].unlearnt),
     )
 
 

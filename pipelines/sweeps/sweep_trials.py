@@ -87,6 +87,13 @@ class SweepPlan:
         return self.grid.presets({key: axis[0] for key, axis in self.axes.items() if not isinstance(axis, Range)})
 
     @property
+    def first_settings(self) -> list[str]:
+        """The first value, or the low end, of every key that is no named rows, in the form of `compress run --set`."""
+        plain = {key: axis for key, axis in self.axes.items() if key not in self.grid.named}
+        values = {key: axis.low if isinstance(axis, Range) else axis[0] for key, axis in plain.items()}
+        return SweepTrial("", values).settings
+
+    @property
     def repeats(self) -> int:
         """How often each combination is run."""
         return self.seeds or self.subsets or 1
@@ -159,8 +166,12 @@ class SweepPlan:
             return [("", {})]
         require_all_rows(pipeline)
         share = self.share or SHARE
-        keys = [join_key((*path, "subset")) for path in pipeline.all_tasks]
-        return [(f"subset-{seed}", {key: {"share": share, "seed": seed} for key in keys}) for seed in range(self.subsets)]
+        return [(f"subset-{seed}", subset_of(pipeline, {"share": share, "seed": seed})) for seed in range(self.subsets)]
+
+
+def subset_of(pipeline: Pipeline, subset: dict[str, Any]) -> dict[str, Any]:
+    """The settings that draw a subset of the training rows of every task of a pipeline."""
+    return {join_key((*path, "subset")): subset for path in pipeline.all_tasks}
 
 
 def require_all_rows(pipeline: Pipeline) -> None:

@@ -17,6 +17,7 @@ from rich.text import Text
 from compressor.errors import CompressError
 from compressor.printable import printable
 from pipelines.reporting.format import human_seconds
+from pipelines.stages.training_verdicts import UNLEARNT
 from pipelines.sweeps.trial_events import TrialEvent
 from pipelines.sweeps.trial_run import TrialOutcome, check_line
 
@@ -73,6 +74,8 @@ class TrialBoard:
                 self._running[event.trial].text = event.text
             if "starts once more" in event.text:
                 self.note(f"{event.trial}: {event.text}")
+        elif event.kind == "warned":
+            self.note(f"{event.trial}: {event.text}")
         elif event.outcome is not None:
             self._running.pop(event.trial, None)
             self._ended(event, event.outcome)
@@ -94,6 +97,8 @@ class TrialBoard:
         self.note(f"[{self.counts.total()}/{self.total}] {event.trial}  done in {human_seconds(outcome.seconds)}")
         for failure in outcome.failures:
             self.note(check_line(failure))
+        if outcome.unlearnt:
+            self.note(f"{event.trial}: {UNLEARNT}")
 
     def note(self, text: str) -> None:
         """Print permanent lines, above the table if there is one."""

@@ -16,9 +16,10 @@ ATTEMPTS = 2
 
 @dataclass(frozen=True)
 class TrialEvent:
-    """A trial `started` at `where` ('' in this process), `said` a line, or `ended` with its outcome."""
+    """A trial `started` at `where` ('' in this process), `said` a line, `warned` with one that is to stay, or `ended` with its
+    outcome."""
 
-    kind: Literal["started", "said", "ended"]
+    kind: Literal["started", "said", "warned", "ended"]
     trial: str
     where: str = ""
     text: str = ""

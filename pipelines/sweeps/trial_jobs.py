@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from compressor.errors import UserError
+from compressor.errors import UserError, UserErrors
 from compressor.text_files import read_text
 from pipelines.engine.preflight import check_inputs
-from pipelines.file.config import Pipeline, load_pipeline
-from pipelines.file.yaml_source import PIPELINE
+from pipelines.file.config import RECIPES, Pipeline, load_pipeline
+from pipelines.file.yaml_source import GIVERS, PIPELINE
 from pipelines.sweeps.compared_keys import require_effects, require_rows_run, require_rows_used, require_used
-from pipelines.sweeps.sweep_trials import SweepPlan, SweepTrial, require_all_rows
-from pipelines.sweeps.trial_run import END, TrialJob, naming
+from pipelines.sweeps.sweep_trials import SweepPlan, SweepTrial, require_all_rows, subset_of
+from pipelines.sweeps.trial_run import END, TrialJob, named, naming
 
 
 @dataclass
@@ -51,6 +52,19 @@ class JobMaker:
         job does."""
         self._require_rows_run(trials, [self(trial) for trial in trials])
 
+    def on_own_tasks(self, trial: SweepTrial) -> SweepTrial:
+        """The trial, whose subset is that of its own tasks: named rows may have other ones than the first of them.
+
+        Raises UserError E115 and what `load_pipeline` does.
+        """
+        if self.plan.subsets is None:
+            return trial
+        whole = replace(trial, repeat={})
+        pipeline = self._pipeline(whole)
+        with naming(trial.name):
+            require_all_rows(pipeline)
+        return replace(trial, repeat=subset_of(pipeline, next(iter(trial.repeat.values()))))
+
     def _require_rows_run(self, trials: Sequence[SweepTrial], jobs: Sequence[TrialJob]) -> None:
         for trial, job in zip(trials, jobs, strict=True):
             require_rows_run(trial, self.plan.grid, job)
@@ -58,9 +72,9 @@ class JobMaker:
     def __call__(self, trial: SweepTrial) -> TrialJob:
         """The job, its pipeline, models and data checked. Raises UserError E1xx, E2xx, E3xx."""
         own = self._pipeline(trial)
+        if self.plan.subsets is not None:
+            self.on_own_tasks(trial)
         with naming(trial.name):
-            if self.plan.subsets is not None:  # columns of a table have tasks of their own
-                require_all_rows(self._pipeline(replace(trial, repeat={})))
             # rows of a table may have other stages than the first
             until = self.common.until or last_model(own)
             self._require_stages(measured(own, until, self.stage))
@@ -75,7 +89,8 @@ class JobMaker:
         and model had when the sweep first read it. Raises UserErrors E113, E2xx, E3xx."""
         inputs = _inputs_of(pipeline)
         if inputs not in self._sound:
-            ready = check_inputs(pipeline)
+            with _telling_of_folder(self.plan):
+                ready = check_inputs(pipeline)
             models = {model.reference: model.sha256 for model in (ready.base, *ready.models.values())}
             self._sound[inputs] = {str(path): sha256 for path, sha256 in ready.data.items()} | models
         for name, sha256 in self._sound[inputs].items():
@@ -89,7 +104,41 @@ class JobMaker:
             raise UserError("E115", what, "Compare other stages as named rows of a grid file")
 
     def _pipeline(self, trial: SweepTrial) -> Pipeline:
-        return load_pipeline(self.path, self.overrides, trial.presets, self.plan.data, self.text, trial.settings)
+        try:
+            return load_pipeline(self.path, self.overrides, trial.presets, self.plan.data, self.text, trial.settings)
+        except UserErrors as found:
+            # a fault at a key that the sweep or --set gives says which it is
+            faults = [fault if fault.where.startswith(GIVERS) else named(fault, trial.name) for fault in found.errors]
+            raise UserErrors(faults) from None
+
+
+def load_first(path: Path, plan: SweepPlan, overrides: Sequence[str]) -> Pipeline:
+    """The pipeline of a file with the first of its named rows; where it is faulty so, as values that are compared replace the
+    fault, also with the first value of every other key. Raises what `load_pipeline` does."""
+    try:
+        return load_pipeline(path, overrides, plan.first, plan.data)
+    except UserErrors:
+        return load_pipeline(path, overrides, plan.first, plan.data, swept=plan.first_settings)
+
+
+@contextlib.contextmanager
+def _telling_of_folder(plan: SweepPlan) -> Iterator[None]:
+    """Context in which a file that a bundled table does not find beside itself (E201) is asked for by --folder: tables come
+    without their data."""
+    try:
+        yield
+    except (UserError, UserErrors) as found:
+        faults = getattr(found, "errors", [found])
+        if plan.data is not None:
+            raise
+        raise UserErrors([_asked_for(fault) for fault in faults]) from None
+
+
+def _asked_for(fault: UserError) -> UserError:
+    if fault.code != "E201" or str(RECIPES) not in fault.where:
+        return fault
+    fix = "Give --folder DATA, the folder that the comment at the top of the recipe describes"
+    return UserError("E201", fault.what, fix, fault.where)
 
 
 def _inputs_of(pipeline: Pipeline) -> str:

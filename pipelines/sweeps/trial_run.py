@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 
@@ -28,6 +28,7 @@ from pipelines.engine.stage import Artifact
 from pipelines.file.config import Pipeline
 from pipelines.stages.recover.config import CONTROL
 from pipelines.stages.training_config import BUDGETS
+from pipelines.stages.training_verdicts import verdicts
 from pipelines.terminal.last_resort import coded
 from pipelines.terminal.plain_console import PlainConsole
 
@@ -74,7 +75,8 @@ class TrialOutcome:
     `stages` are (stage id, artifact, whether it was reused); `failures` the failed checks that did not stop the run, each with
     its `trial`; `main` is the main metric of the last stage in `quality`, of which smaller values are better if it `falls`;
     `model` is the artifact of the last model of the run; `waited` the share of time that the processes whose latency was
-    measured waited for a core.
+    measured waited for a core; `unlearnt` says whether the last model is no better than a constant prediction, of a task at
+    least.
     """
 
     quality: Quality = field(default_factory=dict)
@@ -87,6 +89,7 @@ class TrialOutcome:
     falls: bool = False
     model: str = ""
     waited: float = 0.0
+    unlearnt: bool = False
 
     @property
     def score(self) -> float | None:
@@ -118,6 +121,8 @@ def perform(job: TrialJob, console: Console | None) -> TrialOutcome:
         models, seconds = _models(job, result.artifacts), time.monotonic() - clock
         model = result.artifacts[models[-1]].id if models else ""
         facts = {"main": main, "falls": falls, "model": model, "waited": waited_in(result.artifacts)}
+        last = models[-1] if job.stages == (END,) else job.stages[-1]
+        facts["unlearnt"] = unlearnt_in(job.pipeline, result.artifacts[last].metadata)
         return TrialOutcome(quality, costs, stages, failures, seconds=seconds, **facts)
     _free_memory()  # out of the except clause, which holds the error
     return TrialOutcome(error=fault, seconds=time.monotonic() - clock)
@@ -145,8 +150,11 @@ def _run(job: TrialJob, console: Console | None) -> RunResult:
     deadline, shown = time.monotonic() + LONGEST_WAIT, console or PlainConsole(stderr=True)
 
     def warn(line: str) -> None:
-        if job.warns:
-            shown.print(f"warning: {printable(line)}", markup=False, highlight=False, soft_wrap=True)
+        text = f"warning: {printable(line)}"
+        if job.warns and isinstance(shown, TrialConsole):
+            shown.warn(text)
+        elif job.warns:
+            shown.print(text, markup=False, highlight=False, soft_wrap=True)
 
     while True:
         try:
@@ -208,6 +216,13 @@ def quality_of(artifacts: Mapping[str, Artifact], stages: Sequence[str]) -> Qual
         qualities[stage] = _of_tasks(metadata["tasks"]) if "tasks" in metadata else _every_file(metadata)
         qualities[stage] |= {name: target[name] for name in ("predicted", "measured") if name in target}
     return qualities
+
+
+def unlearnt_in(pipeline: Pipeline, metadata: Mapping[str, Any]) -> bool:
+    """Whether a stage's model is no better than a constant prediction, or, of many tasks, is so on one of them."""
+    if pipeline.task is not None:
+        return any(verdicts(kind_for(pipeline.task), metadata))
+    return any(any(verdicts(kind_for(pipeline.tasks[row["task"]]), row)) for row in metadata["tasks"])
 
 
 def _of_tasks(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -283,17 +298,28 @@ def named(error: CompressError, trial: str) -> CompressError:
     return kind(error.code, error.what, error.fix, f"{place}, {error.where}" if error.where else place)
 
 
-def console_of(say: Callable[[str], None]) -> Console:
-    """A console that calls `say` with every line printed on it, one at a time."""
-    return PlainConsole(file=_Lines(say), width=120, force_terminal=False)
+class TrialConsole(PlainConsole):
+    """The console of a trial that runs elsewhere: it calls `tell` with "said" and every line printed on it, and with "warned"
+    and every warning, one at a time."""
+
+    def __init__(self, tell: Callable[[Literal["said", "warned"], str], None]):
+        self._lines = _Lines(tell)
+        super().__init__(file=self._lines, width=120, force_terminal=False)
+
+    def warn(self, line: str) -> None:
+        """Tell a line that stays where the sweep is shown."""
+        self._lines.tell("warned", line)
 
 
 class _Lines(io.TextIOBase):
-    def __init__(self, say: Callable[[str], None]):
-        self._say, self._lock = say, threading.Lock()
+    def __init__(self, tell: Callable[[Literal["said", "warned"], str], None]):
+        self._tell, self._lock = tell, threading.Lock()
 
-    def write(self, text: str) -> int:
+    def tell(self, kind: Literal["said", "warned"], text: str) -> None:
         with self._lock:  # a run prints from a second thread, too
             for line in filter(None, map(str.strip, text.splitlines())):
-                self._say(line)
+                self._tell(kind, line)
+
+    def write(self, text: str) -> int:
+        self.tell("said", text)
         return len(text)

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
 from pipelines.sweeps.trial_events import Jobs, TrialEvent, Waiting, died
-from pipelines.sweeps.trial_run import Perform, TrialJob, console_of
+from pipelines.sweeps.trial_run import Perform, TrialConsole, TrialJob
 
 GRACE = 20
 """Seconds that a stopped worker has to write its checkpoint before it is killed."""
@@ -108,8 +108,9 @@ def _hear(worker: _Worker, waiting: Waiting) -> Iterator[TrialEvent]:
         else:
             yield TrialEvent("ended", job.name, worker.where, outcome=died(job, how))
         return
-    if isinstance(message, str):
-        yield TrialEvent("said", job.name, worker.where, message)
+    if isinstance(message, tuple):
+        kind, text = message
+        yield TrialEvent(kind, job.name, worker.where, text)
     else:
         worker.job = None
         yield TrialEvent("ended", job.name, worker.where, outcome=message)
@@ -139,7 +140,7 @@ def _work(connection: Connection, perform: Perform) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the sweep stops its workers itself
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    console = console_of(connection.send)
+    console = TrialConsole(lambda kind, text: connection.send((kind, text)))
     while True:
         try:
             job = connection.recv()

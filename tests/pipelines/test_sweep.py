@@ -29,7 +29,17 @@ from pipelines.sweeps.sweep_summary import summarize
 from pipelines.sweeps.sweep_trials import Search, SweepPlan, SweepTrial, axes_of
 from pipelines.sweeps.table_file import Grid
 from pipelines.sweeps.trial_events import TrialEvent, died, in_turn
-from pipelines.sweeps.trial_run import TrialJob, TrialOutcome, costs_of, perform, quality_of, waited_in
+from pipelines.sweeps.trial_jobs import load_first
+from pipelines.sweeps.trial_run import (
+    TrialConsole,
+    TrialJob,
+    TrialOutcome,
+    costs_of,
+    perform,
+    quality_of,
+    unlearnt_in,
+    waited_in,
+)
 from tests.compressor.test_tasks import task
 from tests.pipelines import toys
 from tests.pipelines.processes import start, until, wait
@@ -212,6 +222,33 @@ def test_latencies_that_were_timed_beside_other_work_are_told(tmp_path):
     assert waited_in({}) == 0.0
 
 
+def test_models_that_learnt_nothing_are_told(project, tmp_path):
+    one = load_pipeline(project)
+    many = replace(one, task=None, tasks={"a": one.task, "b": one.task})
+    chance, sound = ({"quality": {"accuracy": value}, "constant": 0.5} for value in (0.4, 0.6))
+    assert [unlearnt_in(one, chance), unlearnt_in(one, sound)] == [True, False]
+    rows = [{"task": "a", **sound}, {"task": "b", **chance}]
+    assert [unlearnt_in(many, {"tasks": part}) for part in (rows, rows[:1])] == [True, False]
+    trials = [SweepTrial(f"seed-{seed}", {}, {"seed": seed}) for seed in range(2)]
+    told = {
+        trial.name: TrialOutcome({"tune": {"accuracy": 0.5}}, main="accuracy", unlearnt=trial == trials[1]) for trial in trials
+    }
+    write_files(
+        summarize(tmp_path, SweepPlan(seeds=2), trials, told, ["tune"]), {"pipeline": "toy"}, SweepPlan(seeds=2), trials
+    )
+    line = "1 of 2 trials are no better than a constant prediction (seed-1): their differences say little."
+    assert all(line in (tmp_path / f"sweep.{form}").read_text() for form in ("md", "html"))
+    assert json.loads((tmp_path / "sweep.json").read_text())["unlearnt"] == ["seed-1"]
+
+
+def test_a_file_need_not_be_sound_without_the_values_that_are_compared(project):
+    project.write_text(toys.PIPELINE.replace("name: toy", "name: toy\nseed: -1"))
+    assert load_first(project, SweepPlan(axes_of(["seed=3,4"], None)), ()).seed == 3
+    assert load_first(project, SweepPlan(axes_of(["seed=5..9"], None)), ()).seed == 5
+    with pytest.raises(UserError, match=r"E104 .*pipeline.yaml:2: seed"):
+        load_first(project, SweepPlan(seeds=2), ())
+
+
 def test_keys_that_leave_the_model_as_it_is_are_not_compared(tmp_path):
     """Of files in two precisions the costs are their own, and the quality is that of the model of both."""
     plan = SweepPlan(axes_of(["tune.rank=4,8", "export.precision=[fp32],[int8]"], None), seeds=2)
@@ -313,6 +350,16 @@ def test_memory_that_will_not_do_is_told_by_one_trial(project, out, monkeypatch,
     monkeypatch.setattr("pipelines.check.estimate.resident_memory", lambda: 0)
     go(project, out, runs=2)
     assert capfd.readouterr().err == "warning: about 1.20 GB of memory are needed, 1.00 GB are free\n"
+    told = []
+
+    def elsewhere(jobs, perform):
+        for job in jobs:
+            yield TrialEvent("ended", job.name, outcome=perform(job, TrialConsole(lambda *line: told.append(line))))
+
+    go(project, out.with_name("elsewhere"), runs=2, engine=elsewhere)
+    assert [line for kind, line in told if kind == "warned"] == [
+        "warning: about 1.20 GB of memory are needed, 1.00 GB are free"
+    ]
 
 
 def test_every_trial_is_an_ordinary_run_on_one_store(project, out):
@@ -538,6 +585,7 @@ def test_a_sweep_that_is_stopped_goes_on_where_it_was(project, out, tmp_path):
             "E102 --set tune.fils=4: unknown key. Did you mean 'files'?",
         ),
         ({"over": ["model=./model,./missing"], "runs": 2}, "E303 trial model-"),
+        ({"over": ["task.text=[sentence],[label]"], "runs": 2}, "E104 trial text-label_seed-0, "),
         ({"over": ["tune.files=null,2"]}, "E115 --over tune.files=null,2: null is no value to compare"),
         ({"over": ["tune.files=1,2"] * 2}, "E115 --over tune.files=1,2: the key is given twice"),
         ({"over": ["tune.files=8,'8'"]}, "E115 --over tune.files=8,'8': 8 and '8' are written alike in a table. Keep one"),

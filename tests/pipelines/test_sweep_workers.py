@@ -19,7 +19,7 @@ from pipelines.sweeps.sweep import sweep
 from pipelines.sweeps.sweep_trials import SweepPlan
 from pipelines.sweeps.trial_board import TrialBoard
 from pipelines.sweeps.trial_events import TrialEvent
-from pipelines.sweeps.trial_run import TrialJob, TrialOutcome, console_of, named
+from pipelines.sweeps.trial_run import TrialConsole, TrialJob, TrialOutcome, named
 from pipelines.sweeps.worker_processes import _start, in_processes
 from pipelines.terminal.console_table import table
 from serving.client import Refusal
@@ -94,7 +94,7 @@ def test_an_error_that_is_made_from_something_else_keeps_its_code(tmp_path):
 
 def test_places_in_files_are_no_emoji(capsys):
     said = []
-    console_of(said.append).print("p.yaml:100: stages", markup=False)
+    TrialConsole(lambda kind, line: said.append(line)).print("p.yaml:100: stages", markup=False)
     table(("place",), [["p.yaml:100: stages"]])
     assert said == ["p.yaml:100: stages"] and "p.yaml:100: stages" in capsys.readouterr().out
 
@@ -158,6 +158,22 @@ def test_failed_checks_and_targets_out_of_reach_are_told_of_trials_elsewhere():
         "E520 trial b: 0.1 of the FLOPs is out of reach. Lower the target",
     ]
     assert board.table().title == "2 of 3 trials done, 1 out of reach, 0 failed, 0 running, 0 waiting"
+
+
+def test_warnings_of_trials_elsewhere_stay():
+    """And so does what a trial that learnt nothing says: the table shows a line only until the next one."""
+    said, told = [], []
+    TrialConsole(lambda kind, line: told.append((kind, line))).warn("warning: about 9.00 GB of memory are needed")
+    assert told == [("warned", "warning: about 9.00 GB of memory are needed")]
+    board = TrialBoard(3, said.append)
+    board.on(TrialEvent("warned", "a", "worker 1", told[0][1]))
+    for where in ("worker 1", ""):
+        board.on(TrialEvent("ended", "a", where, outcome=TrialOutcome(unlearnt=True)))
+    assert said == [
+        "a: warning: about 9.00 GB of memory are needed",
+        "[1/3] a  done in 0.0 s",
+        "a: the model is no better than a constant prediction",
+    ]
 
 
 @pytest.mark.parametrize("moves", [False, True])

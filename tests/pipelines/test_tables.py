@@ -246,6 +246,15 @@ def test_mistakes_with_tables(table, project, out, compress, arguments, says):
     assert code == 2 and error.startswith(says.replace("FILE", str(table)).replace("PLAIN", str(project))) and not out.exists()
 
 
+def test_a_bundled_table_asks_for_its_data_by_folder(table, out, compress, monkeypatch):
+    """Its paths lie in the installed package, which has none of the papers' data."""
+    monkeypatch.setattr("pipelines.sweeps.trial_jobs.RECIPES", table.parent)
+    (table.parent / "train.tsv").unlink()
+    code, _, error = compress("sweep", table, "--scale", "small", "--out", out)
+    assert code == 2 and "E201 " in error
+    assert "Give --folder DATA, the folder that the comment at the top of the recipe describes" in error
+
+
 def test_what_is_said_of_a_row_counts_more_than_of_its_scale(tmp_path):
     (tmp_path / "glue.yaml").write_text(yaml.safe_dump({"name": "a", "model": "./m", "grid": {}, "task": None, "stages": []}))
     small = ("small", {"model": "./small", "trainings.epochs": 1, "trainings.learning_rate": 0.1})

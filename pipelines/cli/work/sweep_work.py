@@ -15,7 +15,7 @@ import click
 from compressor.errors import CheckError, UserError
 from pipelines.cli.shown import near, say
 from pipelines.engine.attempt import checks_failed
-from pipelines.file.config import find_pipeline, load_pipeline
+from pipelines.file.config import find_pipeline
 from pipelines.file.overrides import split_key
 from pipelines.sweeps.proposals import require_optuna
 from pipelines.sweeps.ray_engine import on_ray
@@ -26,6 +26,7 @@ from pipelines.sweeps.sweep_summary import COMPARED, SweepResult
 from pipelines.sweeps.sweep_trials import Search, SweepPlan, axes_of, part_of
 from pipelines.sweeps.table_file import Grid, read_table
 from pipelines.sweeps.trial_events import Engine, in_turn
+from pipelines.sweeps.trial_jobs import load_first
 from pipelines.sweeps.trial_run import place_of
 from pipelines.sweeps.worker_processes import in_processes
 from pipelines.terminal.console_table import table
@@ -120,12 +121,12 @@ def show(result: SweepResult) -> None:
 
 
 def _common_threads(path: Path, settings: Sequence[str], plan: SweepPlan) -> int | None:
-    """Number of threads of all trials. Raises UserError E115 where a compared key sets it, and what `load_pipeline` does."""
+    """Number of threads of all trials. Raises UserError E115 where a compared key sets it, and what `load_first` does."""
     rows = itertools.chain(*(plan.grid.rows(axis) for axis in plan.axes))
     if any(split_key(key) == ["threads"] for row in rows for key in row):
         what = "the number of threads is compared, and trials side by side all have the same"
         raise UserError("E115", what, "Leave out --workers and --engine: one trial at a time may have its own")
-    return load_pipeline(path, settings, plan.first, plan.data).threads
+    return load_first(path, plan, settings).threads
 
 
 def engine_of(engine: str, address: str | None, workers: int | None, threads_of: Any) -> Engine:
