@@ -114,7 +114,8 @@ def filler_of(model):
 
     Any id will do (0) if the ids are only looked up in the embeddings. If they are also compared, as "!=" with a constant
     (RoBERTa counts positions so), that constant is the padding id. Models that do anything else with ids, such as looking for
-    the end of a sentence, or that have outputs other than logits, are not padded.
+    the end of a sentence, have outputs other than logits, or mix neighbouring tokens whatever the mask says (ConvBERT,
+    MobileBERT), are not padded.
     """
     inputs = {port.get_any_name(): port for port in model.inputs}
     if not {"input_ids", "attention_mask"} <= set(inputs) <= INPUTS or not all(map(_has_free_length, model.inputs)):
@@ -122,6 +123,8 @@ def filler_of(model):
     if not all(_is_logits(port) for port in model.outputs):
         return None
     if all(node.get_type_name() == "ShapeOf" for node, _ in _readers(inputs["attention_mask"])):
+        return None
+    if any(map(_mixes_neighbours, model.get_ops())):
         return None
     fillers = set()
     for node, place in _readers(inputs["input_ids"]):
@@ -136,6 +139,15 @@ def filler_of(model):
         elif kind != "ShapeOf" and (kind, place) != ("Gather", 1):
             return None
     return None if len(fillers) > 1 else next(iter(fillers), 0)
+
+
+def _mixes_neighbours(node):
+    """Whether a node moves values along the tokens, or may: a convolution of more than one of them, or a shift."""
+    kind = node.get_type_name()
+    if not kind.endswith("Convolution"):
+        return kind == "Pad"
+    weights = node.input_value(1).get_partial_shape()
+    return weights.is_dynamic or weights.to_shape()[-1] != 1
 
 
 def _has_free_length(port):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForTokenClassification
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from compressor.processor import weight_bits
 from compressor.tasks.features import torch_forward
@@ -55,6 +55,29 @@ def test_padded_rows_give_the_same_logits_with_any_id_where_the_mask_is_0(tmp_pa
             np.testing.assert_allclose(logits, plain, atol=1e-5 * max(1, np.abs(plain).max()), rtol=0)
             assert compare("padded", "fp32", expected, logits, expected.argmax(axis=1)).passed
     assert {length for _, length in shapes} == {1, 11, 15, 16, 40, 48}
+
+
+NEIGHBOURS = {
+    "convbert": {"embedding_size": 32, "conv_kernel_size": 3},
+    "mobilebert": {"embedding_size": 16, "true_hidden_size": 16, "intra_bottleneck_size": 16},
+    "squeezebert": {"embedding_size": 32},
+}
+
+
+@pytest.mark.parametrize(("name", "filler"), [("convbert", None), ("mobilebert", None), ("squeezebert", 0)])
+def test_models_that_mix_neighbouring_tokens_are_not_padded(tmp_path, name, filler):
+    """Masked tokens on the right change what ConvBERT and MobileBERT make of the last ones of a row; SqueezeBERT's convolutions
+    are of single tokens."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 100}
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(name, **sizes, **NEIGHBOURS[name])
+    model = AutoModelForSequenceClassification.from_config(config).eval()
+    live, _ = opened(tmp_path, model)
+    assert live.model.filler == filler
+    rows = {key: value for key, value in encoding(2, 15).items() if key != "token_type_ids"}
+    rows |= {"attention_mask": np.ones_like(rows["attention_mask"])}
+    expected = torch_forward(model)(rows)
+    np.testing.assert_allclose(run(live, rows), expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize(
