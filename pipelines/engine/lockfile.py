@@ -14,6 +14,8 @@ from compressor.run_store import MOST_BYTES, plain_yaml
 from compressor.tasks import TaskConfig
 
 _NAME = NAME_PATTERN.strip("^$")
+ARTIFACT_NAME = r"[a-z_]+-[0-9a-f]{16}"
+"""Pattern of the name of an artifact's folder; whatever else lies in a store is a user's own."""
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 
@@ -56,7 +58,7 @@ class LockedModel(StoredRecord):
 
     reference: str
     sha256: Sha256
-    artifact: Annotated[str, StringConstraints(pattern=r"^([a-z_]+-[0-9a-f]{16})?$")] = ""
+    artifact: Annotated[str, StringConstraints(pattern=rf"^({ARTIFACT_NAME})?$")] = ""
 
 
 class Lock(StoredRecord):

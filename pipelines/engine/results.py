@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from compressor.models.row_file import row_entry
 from compressor.run_store import LOCK_FILE
 from pipelines.engine.attempt import error_record, write_attempt
 from pipelines.engine.invocation import Run
-from pipelines.engine.lockfile import read_lock
+from pipelines.engine.lockfile import ARTIFACT_NAME, read_lock
 from pipelines.engine.stage import TASKS
 from pipelines.engine.stage_inputs import by_key
 from pipelines.engine.store import digest, replace_files
@@ -79,7 +80,8 @@ def _row(architecture: Architecture | None) -> dict[str, Any]:
 def _artifact(run: Run) -> dict[str, str]:
     """The base's artifact where another run made it in this store: its reference may lead to another model later."""
     folder = run.ready.base.folder
-    return {"artifact": folder.name} if folder.parent == run.store.root.resolve() else {}
+    made = folder.parent == run.store.root.resolve() and re.fullmatch(ARTIFACT_NAME, folder.name)
+    return {"artifact": folder.name} if made else {}
 
 
 def _lock_file(run: Run) -> bytes:

@@ -18,13 +18,11 @@ from compressor.digests import kept_while_unchanged
 from compressor.errors import UserError
 from compressor.run_store import LOCK_FILE, RUN_FILE, STORE
 from pipelines.engine.attempt import last_attempt
-from pipelines.engine.lockfile import read_lock
+from pipelines.engine.lockfile import ARTIFACT_NAME, read_lock
 from pipelines.engine.store import ASIDE, Locked, Store, lock, served_lock, set_aside, used_lock
 
 ARTIFACT, UNFINISHED, WORK, CACHE = "artifact", "interrupted training", "unfinished work", "cache"
 """Kinds of results. Unfinished work is that of a running process, or what a killed one left, from which nothing goes on."""
-NAME = re.compile(r"[a-z_]+-[0-9a-f]{16}")
-"""Name of an artifact's folder; whatever else lies in a store is a user's own, and stays."""
 NO_RUNS = (STORE, "lost+found")
 SEAL, WAIT = ".sha256", ".lock"
 """Endings of what lies beside a result in the cache."""
@@ -56,7 +54,11 @@ def stored(out: Path) -> Contents:
         raise UserError("E805", "no store of runs here", "Give the folder of the runs: --out runs", str(out))
     users, unread = _users(out)
     rows = [
-        *(_row(root, ARTIFACT, path.name, users.get(path.name, ())) for path in root.iterdir() if NAME.fullmatch(path.name)),
+        *(
+            _row(root, ARTIFACT, path.name, users.get(path.name, ()))
+            for path in root.iterdir()
+            if re.fullmatch(ARTIFACT_NAME, path.name)
+        ),
         *(_row(root, UNFINISHED, path.name.partition("-")[2]) for path in root.glob(".unfinished-*")),
         *(_row(root, WORK, path.name) for path in (*root.glob(".work-*"), *root.glob(f"{ASIDE}*"))),
         *(_row(root, CACHE, path.name) for path in _cached(Store(root))),

@@ -266,6 +266,12 @@ def test_the_base_of_a_run_is_used_by_it(out, on_a_run, ages, record):
         assert open_run(out / "toy").model == str(out / ".store" / base)
 
 
+def test_a_base_of_the_users_own_in_the_store_is_no_artifact(project, out):
+    shutil.copytree(project.parent / "model", out / ".store" / "mine")
+    project.write_text(project.read_text().replace("./model", str(out / ".store" / "mine")))
+    assert "artifact" not in open_run(go(project, out).folder).lock["model"]
+
+
 @pytest.mark.parametrize("key", ["base", "teacher"])
 def test_a_running_process_uses_its_base_and_its_teachers(project, out, on_a_run, ages, monkeypatch, key):
     base, second = on_a_run
