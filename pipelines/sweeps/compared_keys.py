@@ -80,7 +80,8 @@ def require_effects(axes: Axes, trials: Sequence[SweepTrial], jobs: Sequence[Tri
     for axis in (axis for axis, values in axes.items() if len(values) > 1):
         found: dict[str, set[str]] = {}
         for trial, run in zip(trials, runs, strict=True):
-            found.setdefault(repr((trial.values | {axis: None}, trial.repeat)), set()).add(run)
+            # not the keys of the subset: rows may have other tasks
+            found.setdefault(repr((trial.values | {axis: None}, [*trial.repeat.values()][:1])), set()).add(run)
         if all(len(same) == 1 for same in found.values()):
             fix = f"Compare what is used up to '{jobs[0].until}', or name a later stage with --until"
             raise UserError("E115", f"'{axis}' is compared, and changes nothing in what is run", fix)

@@ -14,6 +14,7 @@ from compressor.tasks.task_kind import kind_for
 from pipelines.file.config import load_pipeline, recipe_files
 from pipelines.sweeps.pareto import figures_of
 from pipelines.sweeps.significance import paired_difference
+from pipelines.sweeps.sweep import preview_sweep
 from pipelines.sweeps.sweep_files import _code, write_files
 from pipelines.sweeps.sweep_summary import Spread, summarize
 from pipelines.sweeps.sweep_trials import SweepPlan, axes_of, part_of
@@ -21,6 +22,7 @@ from pipelines.sweeps.table_file import Grid, read_table
 from pipelines.sweeps.trial_run import TrialOutcome
 from tests.pipelines.sweep_parts import measure_quality
 from tests.pipelines.test_sweep import ROWS
+from tests.tiny import write_data, write_model
 
 TABLES = [path for path in recipe_files() if path.parts[-3] == "papers"]
 TABLE = """\
@@ -253,6 +255,22 @@ def test_a_bundled_table_asks_for_its_data_by_folder(table, out, compress, monke
     code, _, error = compress("sweep", table, "--scale", "small", "--out", out)
     assert code == 2 and "E201 " in error
     assert "Give --folder DATA, the folder that the comment at the top of the recipe describes" in error
+
+
+def test_a_subset_is_drawn_of_the_tasks_of_its_own_row(tmp_path, monkeypatch):
+    """Rows may have other tasks than the first, and have an effect by that."""
+    write_model(tmp_path / "model")
+    own = write_data(tmp_path)
+    path = tmp_path / "p.yaml"
+    file = {"name": "p", "model": "./model", "tasks": {"a": own}, "stages": [{"tune": {"method": "full"}}]}
+    path.write_text(yaml.safe_dump(file))
+    monkeypatch.setattr("pipelines.sweeps.sweep.preview", lambda job: job.pipeline.all_tasks)
+    rows = {name: {"tasks": dict.fromkeys(tasks, own)} for name, tasks in (("one", "ab"), ("two", "bcd"))}
+    drawn = preview_sweep(path, SweepPlan(Grid({"group": list(rows)}, {"group": rows}), subsets=2), tmp_path / "out")
+    assert [{name: task.subset.seed for (_, name), task in tasks.items()} for tasks in drawn] == [
+        *[{"a": 0, "b": 0}, {"a": 1, "b": 1}],
+        *[{"b": 0, "c": 0, "d": 0}, {"b": 1, "c": 1, "d": 1}],
+    ]
 
 
 def test_what_is_said_of_a_row_counts_more_than_of_its_scale(tmp_path):
