@@ -40,7 +40,8 @@ def each_once(values: list[Any]) -> list[Any]:
 
 
 class StageConfig(BaseModel):
-    """Base class of the stages' configs. `id` names a stage that appears twice; it defaults to `tune`, `tune-2`, ..."""
+    """Base class of the stages' configs. `id` names a stage that appears twice; it defaults to the kind of the
+    stage: `tune`, `tune-2`, ..."""
 
     # validate_default: `epochs: 2` written or omitted gives the same 2.0, and so the same fingerprint
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
@@ -49,7 +50,7 @@ class StageConfig(BaseModel):
         default=None,
         pattern=NAME_PATTERN,
         max_length=limits.NAME,
-        description="its name in this pipeline, default tune, tune-2, ...",
+        description="its name in this pipeline, default the kind of the stage, of a second one with -2, ...",
     )
 
     @classmethod

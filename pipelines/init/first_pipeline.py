@@ -197,10 +197,12 @@ def _places(facts: Facts) -> str:
 
 def _method(facts: Facts) -> str:
     if facts.sparse:
-        return f"""      # low-rank plus sparse; or: lora (no select before it), full (every weight; learning_rate 5.0e-5)
+        return f"""      # low-rank plus sparse; or, without the select above:
+      # lora, or full (every weight; without rank, modules, learning_rate)
       method: dsee
       rank: {_rank(facts)}"""
-    return f"""      # low-rank; or: dsee (low-rank plus sparse, a select before it), full (every weight; learning_rate 5.0e-5)
+    return f"""      # low-rank; or: dsee (low-rank plus sparse, a select before it),
+      # full (every weight; without rank, modules, learning_rate)
       method: lora
       rank: {_rank(facts)}"""
 

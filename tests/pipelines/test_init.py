@@ -321,6 +321,20 @@ def test_the_longer_recovery_that_a_comment_offers_is_a_valid_one(tmp_path, mode
     assert load_pipeline(tmp_path / "q.yaml").stages[place - 1].config.augment == 15
 
 
+@pytest.mark.parametrize("kind", ["classification", "generation"])
+def test_full_tuning_that_a_comment_offers_is_a_valid_one(kind, tmp_path, models):
+    """As it says: without three keys and the select above, at the method's own learning rate."""
+    lines_of(kind, tmp_path / "data")
+    make(InitOptions(tmp_path / "data", tmp_path / "p.yaml", model=str(models / MODEL.get(kind, "bert"))))
+    text = (tmp_path / "p.yaml").read_text()
+    (left_out,) = re.findall(r"full \(every weight; without (.*)\)", text)
+    (tune,) = [stage["tune"] for stage in yaml.safe_load(text)["stages"] if "tune" in stage]
+    full = {key: value for key, value in tune.items() if key not in left_out.split(", ")} | {"method": "full"}
+    (tmp_path / "q.yaml").write_text(yaml.safe_dump(yaml.safe_load(text) | {"stages": [{"tune": full}]}, sort_keys=False))
+    pipeline = load_pipeline(tmp_path / "q.yaml")
+    assert make_plan(check_inputs(pipeline)) and pipeline.stages[0].config.learning_rate is None
+
+
 @pytest.mark.parametrize(("normal", "noted"), [(8, True), (7, False)])
 def test_a_class_that_most_rows_have_is_noted(tmp_path, normal, noted):
     text = rows("message", "priority", values=lambda n: (f"a text of {n}", "normal" if n % 10 < normal else "urgent"))

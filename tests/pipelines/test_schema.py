@@ -175,6 +175,7 @@ def test_list_stages_of_one_stage(compress):
     assert code == 0
     assert "  epochs                 number (> 0, ≤ 1000); default 2\n" in shown and "passes over the training rows" in shown
     shown = compress("list", "stages", "prune")[1]
+    assert "its name in this pipeline" in shown and "tune" not in shown.split("its name in this pipeline")[1].splitlines()[0]
     assert "prune.search.target" in shown and "prune.items with structure: weights" in shown
     assert "remove                 integer or number (≥ 1, or a share > 0 and < 1); required" in shown
     assert [row["name"] for row in json.loads(compress("list", "stages", "tune", "--json")[1])] == ["tune"]
