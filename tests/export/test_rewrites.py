@@ -228,6 +228,9 @@ def test_look_ups_of_a_block_wait_for_its_states_and_compute_the_same(monkeypatc
     draw = np.random.default_rng(1)
     tables = {f"layer.{block}.query": draw.normal(size=(5, 4, 4)).astype(np.float32) for block in range(3)}
     graph = looked_up(tables, dict.fromkeys(tables, "task"), product=True)
+    # one entry is used twice, as DeBERTa's for tokens and distances
+    last = graph.graph.node[-1]
+    last.CopyFrom(helper.make_node("MatMul", [last.input[0], "layer.0.query.entry"], ["logits"], name="again"))
     late = late_gathers.late_gathers(graph)
     onnx.checker.check_model(late, full_check=True)
     for one, other in zip(outputs_of(graph), outputs_of(late), strict=True):

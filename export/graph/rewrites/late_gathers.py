@@ -21,10 +21,12 @@ def late_gathers(proto: onnx.ModelProto) -> onnx.ModelProto:
     """
     program = onnx_ir.from_proto(proto)
     states: dict[str, Value] = {}
+    delayed: set[Node] = set()  # DeBERTa multiplies tokens and distances by one entry
     for product in list(program.graph):
         gather = product.inputs[1].producer() if product.op_type == "MatMul" else None
         block = _BLOCK.match(gather.name or "") if gather is not None and _is_large(gather) else None
-        if block:
+        if block and gather not in delayed:
+            delayed.add(gather)
             # the first product of a block has the block's states
             _delay(gather, states.setdefault(block[1], product.inputs[0]))
     program.graph.sort()
