@@ -85,9 +85,9 @@ def run(
         if kserve is not None and not rollback:
             check_precisions(Target.at(str(served.repository)), names)
         target = Target.at(to, create=not rollback)
-        if kserve is not None or compose is not None:
-            _check_others(target, to, names, kserve, compose)
         with target.storage_errors():
+            if kserve is not None or compose is not None:
+                _check_others(target, to, names, kserve, compose)
             done = (
                 roll_back(names, target, control, options) if rollback else deploy(served.repository, target, control, options)
             )
@@ -96,7 +96,8 @@ def run(
     if as_json:
         click.echo(json.dumps([published.to_json() for published in done], indent=1))
     if kserve is not None or compose is not None:
-        _write_files(target, to, kserve, compose, tell)
+        with target.storage_errors():
+            _write_files(target, to, kserve, compose, tell)
 
 
 def _check_others(target: Target, to: str, names: Sequence[str], kserve: Path | None, compose: Path | None) -> None:
