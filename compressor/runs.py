@@ -68,5 +68,7 @@ def _base(folder: Path, found: LastModel) -> str | None:
     if isinstance(place, str) and "\0" not in place and Path(place).is_dir():
         return place
     artifact = model.get("artifact") if isinstance(model, dict) else None
-    named = isinstance(artifact, str) and NAME.fullmatch(artifact)
-    return str(found.folder.parent / artifact) if named and os.path.isdir(found.folder.parent / artifact) else None
+    if not isinstance(artifact, str) or not NAME.fullmatch(artifact):
+        return None
+    made = str(found.folder.parent / artifact)
+    return made if os.path.isdir(made) else None

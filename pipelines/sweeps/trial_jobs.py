@@ -59,11 +59,14 @@ class JobMaker:
         """
         if self.plan.subsets is None:
             return trial
-        whole = replace(trial, repeat={})
-        pipeline = self._pipeline(whole)
+        return replace(trial, repeat=subset_of(self._whole(trial), next(iter(trial.repeat.values()))))
+
+    def _whole(self, trial: SweepTrial) -> Pipeline:
+        """The pipeline of a trial without its subset. Raises UserError E115 where that sets one itself."""
+        pipeline = self._pipeline(replace(trial, repeat={}))
         with naming(trial.name):
             require_all_rows(pipeline)
-        return replace(trial, repeat=subset_of(pipeline, next(iter(trial.repeat.values()))))
+        return pipeline
 
     def _require_rows_run(self, trials: Sequence[SweepTrial], jobs: Sequence[TrialJob]) -> None:
         for trial, job in zip(trials, jobs, strict=True):
@@ -73,7 +76,7 @@ class JobMaker:
         """The job, its pipeline, models and data checked. Raises UserError E1xx, E2xx, E3xx."""
         own = self._pipeline(trial)
         if self.plan.subsets is not None:
-            self.on_own_tasks(trial)
+            self._whole(trial)
         with naming(trial.name):
             # rows of a table may have other stages than the first
             until = self.common.until or last_model(own)

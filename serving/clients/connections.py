@@ -96,10 +96,11 @@ class GrpcConnection:
 
     def __init__(self, address: Address, ca: Path | None, headers: Mapping[str, str], seconds: float):
         # imported here: only clients of this protocol need them
-        from grpc import ssl_channel_credentials as trusting
+        from grpc import ssl_channel_credentials
         from tritonclient.grpc import InferenceServerClient
 
-        creds = trusting(system_certificates() if ca is None else ca.read_bytes()) if address.tls else None
+        trusted = (system_certificates() if ca is None else ca.read_bytes()) if address.tls else None
+        creds = ssl_channel_credentials(trusted) if address.tls else None
         self._client = InferenceServerClient(str(address), channel_args=channel_options(address.host), creds=creds)
         self._headers = {key.lower(): value for key, value in headers.items()}  # gRPC refuses capitals
         self._options = {"headers": self._headers, "client_timeout": min(seconds, CONNECT_SECONDS)}

@@ -1,6 +1,7 @@
 """A repository with a tiny classifier, and one real server for the whole session."""
 
 import importlib.util
+import subprocess
 import sys
 from dataclasses import replace
 
@@ -62,6 +63,17 @@ def triton():
 def server(repository, tmp_path_factory, triton):
     with QuickServer(repository, log_path=tmp_path_factory.mktemp("log") / "triton.log") as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory):
+    """(certificate, key) of localhost, signed by itself."""
+    folder = tmp_path_factory.mktemp("tls")
+    paths = folder / "ca.pem", folder / "key.pem"
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    subprocess.run([*command, *names, "-out", paths[0], "-keyout", paths[1]], check=True, capture_output=True)
+    return paths
 
 
 @pytest.fixture

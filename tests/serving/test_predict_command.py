@@ -5,7 +5,6 @@ import json
 import re
 import socket
 import ssl
-import subprocess
 import threading
 from types import SimpleNamespace
 
@@ -63,17 +62,6 @@ def relay(host, port, context=None, token=None):
         yield listener.getsockname()[1]
     finally:
         listener.close()
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory):
-    """(certificate, key) of localhost, signed by itself."""
-    folder = tmp_path_factory.mktemp("tls")
-    paths = folder / "ca.pem", folder / "key.pem"
-    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
-    subprocess.run([*command, *names, "-out", paths[0], "-keyout", paths[1]], check=True, capture_output=True)
-    return paths
 
 
 @pytest.mark.parametrize("command", [["predict", "127.0.0.1:1", "reviews", "a"], ["loadtest", "grpc://127.0.0.1:1", "reviews"]])

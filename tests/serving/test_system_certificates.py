@@ -1,5 +1,6 @@
 """grpcs:// trusts what https:// trusts: the system's certificates, not a list of gRPC's own."""
 
+import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,41 +10,26 @@ import pytest
 from compressor.errors import UserError
 from serving.client import Client
 
-NAMES = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
-COMMAND = [
-    "openssl",
-    "req",
-    "-x509",
-    "-newkey",
-    "ec",
-    "-pkeyopt",
-    "ec_paramgen_curve:prime256v1",
-    "-nodes",
-    "-days",
-    "2",
-    *NAMES,
-]
+
+@pytest.fixture
+def folder(certificate, tmp_path):
+    """Has ca.pem and key.pem, and beside them a folder of certificates as OpenSSL reads it."""
+    for path in certificate:
+        shutil.copy(path, tmp_path)
+    shown = ["openssl", "x509", "-in", certificate[0], "-noout", "-hash"]
+    name = subprocess.run(shown, check=True, capture_output=True, text=True).stdout.strip()
+    (tmp_path / "hashed").mkdir()
+    (tmp_path / "hashed" / f"{name}.0").write_bytes(certificate[0].read_bytes())
+    (tmp_path / "hashed" / f"{name}.1").symlink_to("removed.pem")
+    return tmp_path
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Has ca.pem and key.pem of localhost, signed by itself, and beside them a folder of certificates as OpenSSL reads it."""
-    folder = tmp_path_factory.mktemp("tls")
-    subprocess.run([*COMMAND, "-out", "ca.pem", "-keyout", "key.pem"], cwd=folder, check=True, capture_output=True)
-    shown = ["openssl", "x509", "-in", "ca.pem", "-noout", "-hash"]
-    name = subprocess.run(shown, cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
-    (folder / "hashed").mkdir()
-    (folder / "hashed" / f"{name}.0").write_bytes((folder / "ca.pem").read_bytes())
-    (folder / "hashed" / f"{name}.1").symlink_to("removed.pem")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def port(folder):
+@pytest.fixture
+def port(certificate):
     """Of a server with that certificate and without any service."""
     server = grpc.server(ThreadPoolExecutor(1))
-    pair = (folder / "key.pem").read_bytes(), (folder / "ca.pem").read_bytes()
-    port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))
+    authority, key = (path.read_bytes() for path in certificate)
+    port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([(key, authority)]))
     server.start()
     yield port
     server.stop(None).wait()
