@@ -142,14 +142,21 @@ CONNECTIONS: dict[str, type[Connection]] = {"http": HttpConnection, "grpc": Grpc
 """Protocol -> its connection."""
 
 
+GRPC_ROOTS = "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"
+"""Environment variable that names the certificates which gRPC trusts."""
+
+
 def system_certificates() -> bytes | None:
-    """What Python's ssl, thus https:// here, trusts, as PEM; None if it finds nothing: gRPC then trusts a list of its own."""
-    loaded = ssl.create_default_context().get_ca_certs(binary_form=True)
-    folder = ssl.get_default_verify_paths().capath
-    # OpenSSL reads those of a folder, by the hash of their name, only when one is asked for
-    hashed = [path for path in Path(folder).glob("*.[0-9]") if os.access(path, os.R_OK)] if folder else []
-    found = [ssl.DER_cert_to_PEM_cert(each).encode() for each in loaded] + [path.read_bytes() for path in hashed]
-    return b"\n".join(found) or None
+    """What Python's ssl, thus https:// here, trusts, as PEM; None if there is nothing, or if gRPC's own variable names others:
+    gRPC then reads those, or trusts a list of its own."""
+    if os.environ.get(GRPC_ROOTS):
+        return None
+    known = ssl.get_default_verify_paths()
+    file = Path(os.environ.get(known.openssl_cafile_env, known.openssl_cafile))
+    folders = os.environ.get(known.openssl_capath_env, known.openssl_capath).split(os.pathsep)
+    # of a folder OpenSSL reads those that are named by their hash
+    hashed = [path for folder in folders if folder for path in sorted(Path(folder).glob("*.[0-9]"))]
+    return b"\n".join(path.read_bytes() for path in (file, *hashed) if path.is_file() and os.access(path, os.R_OK)) or None
 
 
 def _filled(input_type: type, arrays: Mapping[str, np.ndarray]) -> list[Any]:

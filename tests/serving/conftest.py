@@ -1,13 +1,23 @@
 """A repository with a tiny classifier, and one real server for the whole session."""
 
 import importlib.util
-import subprocess
 import sys
 from dataclasses import replace
 
 import onnxruntime as ort
 import pytest
-from triton_parts import FACTS, KNOBS, NAME, TRITON, QuickServer, answers_of, write_classifier, write_served, write_tokenizer
+from triton_parts import (
+    FACTS,
+    KNOBS,
+    NAME,
+    TRITON,
+    QuickServer,
+    answers_of,
+    self_signed,
+    write_classifier,
+    write_served,
+    write_tokenizer,
+)
 
 from serving.backend_files import SHARED, copy_backend
 from serving.deployment.answers import write_answers
@@ -67,13 +77,7 @@ def server(repository, tmp_path_factory, triton):
 
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory):
-    """(certificate, key) of localhost, signed by itself."""
-    folder = tmp_path_factory.mktemp("tls")
-    paths = folder / "ca.pem", folder / "key.pem"
-    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
-    subprocess.run([*command, *names, "-out", paths[0], "-keyout", paths[1]], check=True, capture_output=True)
-    return paths
+    return self_signed(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture

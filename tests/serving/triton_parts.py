@@ -3,6 +3,7 @@
 import contextlib
 import json
 import shutil
+import subprocess
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -229,3 +230,12 @@ def of_pairs(version_folder, folder):
     facts = json.loads((folder / "serving.json").read_text())
     (folder / "serving.json").write_text(json.dumps(facts | {"pair": True}))
     return folder
+
+
+def self_signed(folder: Path, *options: str) -> tuple[Path, Path]:
+    """(certificate, key) of localhost, signed by itself, written to `folder`."""
+    paths = folder / "ca.pem", folder / "key.pem"
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    subprocess.run([*command, *names, *options, "-out", paths[0], "-keyout", paths[1]], check=True, capture_output=True)
+    return paths
