@@ -103,6 +103,8 @@ class Run:
     failures: list[dict[str, Any]] = field(default_factory=list)
     uses: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     """Keeps the artifacts of this run from being replaced until it ends."""
+    models_in_use: dict[Path, contextlib.ExitStack] = field(default_factory=dict)
+    """Keep the artifacts of other runs that this one reads as its base or as another model, each by its folder."""
     current: str = ""
     started: float = field(default_factory=time.time)
     clock: float = field(default_factory=time.monotonic)
@@ -126,6 +128,11 @@ class Run:
         stages = [entry.row for entry in self.entries]
         extras = [name for stage, entry in zip(stages, self.entries, strict=True) for name in stage.extras(entry.config)]
         return machine(stages, self.threads, dict.fromkeys(extras))
+
+    def release(self, folder: Path) -> None:
+        """Let a model that this run reads be replaced: by this run itself, where one of its stages makes that artifact anew."""
+        for known in [each for each in self.models_in_use if each.resolve() == folder.resolve()]:
+            self.models_in_use.pop(known).close()
 
     @property
     def log(self) -> Path | None:
@@ -186,7 +193,8 @@ def _use_models(run: Run) -> None:
     for folder in {model.folder for model in (run.ready.base, *run.ready.models.values())}:
         if folder.parent.name == STORE:
             with contextlib.suppress(OSError, UserError):  # it is a store that this user cannot write, or without locks
-                run.uses.enter_context(shared_lock(used_lock(folder.parent, folder.name)))
+                run.models_in_use[folder] = use = run.uses.enter_context(contextlib.ExitStack())
+                use.enter_context(shared_lock(used_lock(folder.parent, folder.name)))
 
 
 FAULT_WAIT = 3.0

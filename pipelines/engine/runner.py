@@ -248,6 +248,7 @@ def _advance(run: Run, number: int, display: Display) -> None:
                 metadata = _perform(run, number, stage, work, unfinished, display)
                 release_memory(held)
                 run.originals.require()
+                run.release(run.store.folder(entry.name, mark))
                 run.store.publish(work, entry.name, mark, stage.produces, metadata, lambda _: display.result(IN_USE))
             run.uses.enter_context(run.store.in_use(entry.name, mark))
         artifact = run.store.find(entry.name, mark, entry.id)

@@ -236,14 +236,16 @@ def test_the_folder_of_runs_may_lie_in_a_store(project, tmp_path):
     assert not unused(stored(inner).rows)
 
 
+def checkpoint(_config, inputs, workspace):
+    """The base with another weight, in place of the work of a stage."""
+    shutil.copytree(inputs.base.folder, workspace.folder, dirs_exist_ok=True)
+    toys.flip_weight(workspace.folder)
+    return {"seed": inputs.seed}
+
+
 @pytest.fixture
 def on_a_run(project, out):
     """The name of the model of the run `first`; the run `toy` has that as its base, and `second.yaml` is its pipeline."""
-
-    def checkpoint(_config, inputs, workspace):
-        shutil.copytree(inputs.base.folder, workspace.folder, dirs_exist_ok=True)
-        toys.flip_weight(workspace.folder)
-        return {"seed": inputs.seed}
 
     with pytest.MonkeyPatch.context() as patch:
         toys.replace(patch, "prune", checkpoint)
@@ -287,6 +289,17 @@ def test_a_running_process_uses_its_base_and_its_teachers(project, out, on_a_run
     toys.replace(monkeypatch, "tune", looking)
     go(second if key == "base" else project, out, "tune.files=3")
     assert removed == ["in use by a running process"]
+
+
+def test_a_run_makes_anew_what_its_own_teacher_is(project, out, on_a_run, monkeypatch):
+    """The last model of an earlier run is the artifact of a stage that both share: the run does not wait for itself."""
+    teacher, _ = on_a_run
+
+    toys.replace(monkeypatch, "prune", checkpoint)
+    toys.replace(monkeypatch, "report", beside=NamedInputs(models=("text",)))
+    project.write_text(project.read_text().replace("text: all", f"text: {out / 'first'}"))
+    made = run_pipeline(load_pipeline(project, ["name=third"]), out, force=["prune"])
+    assert made.artifacts["prune"].id == teacher and "prune" not in made.reused
 
 
 def test_a_run_that_has_finished_since_the_list_keeps_its_results(project, out, two, ages):
