@@ -114,21 +114,15 @@ def account_of(folder: Path) -> dict[str, Any]:
 def confirmed(folder: Path, more: Path) -> dict[str, float] | None:
     """What the shipped int8 file of a run changes of accuracy, in points, against its model in PyTorch on other rows; None of a
     run without such a file."""
-    from compressor.models.hub import resolve
-    from compressor.tasks import TaskConfig
     from compressor.tasks.features import predict, torch_forward
     from compressor.tasks.metrics import accuracy, difference_interval
     from export.runtimes.sessions import run as run_session
     from export.runtimes.sessions import session
-    from pipelines.engine.stage import BaseModelReference, Inputs
     from pipelines.runs.finished import open_run
     from pipelines.stages.loading import load_data, load_model
 
-    run = open_run(folder)
-    base = resolve(run.model)
-    reference = BaseModelReference(base.reference, base.folder, base.sha256)
-    artifacts = tuple(run.artifact(stage) for stage in run.lock["stages"])
-    inputs = Inputs(reference, TaskConfig(**run.lock["task"] | {"validation": more}), 0, artifacts)
+    inputs = open_run(folder).inputs()
+    inputs = replace(inputs, task=inputs.task.model_copy(update={"validation": more}))
     exported = inputs.nearest("onnx")
     if (file := exported.metadata["files"]["compressed"].get("onnxruntime", {}).get("int8")) is None:
         return None

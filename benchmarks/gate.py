@@ -27,9 +27,7 @@ import onnx
 from onnx import numpy_helper
 
 from compressor.deltas.links import merge_all
-from compressor.models.hub import resolve
 from compressor.processor import default_threads, weight_bits
-from compressor.tasks import TaskConfig
 from compressor.tasks.kinds.classification import KIND
 from compressor.tasks.metrics import paired_changes, two_errors
 from export.graph.rewrite import can_fuse
@@ -40,7 +38,6 @@ from export.runtimes.onnxruntime import write_onnx
 from export.runtimes.openvino import export_openvino
 from export.runtimes.runtime_registry import RUNTIMES
 from pipelines.engine.environment import machine
-from pipelines.engine.stage import BaseModelReference, Inputs, dense_of
 from pipelines.engine.store import write_atomic
 from pipelines.runs.finished import open_run
 from pipelines.stages.export.config import STAGE, ExportConfig
@@ -176,16 +173,12 @@ FILE_COLUMNS = (
 
 def file_rows(folder: Path) -> Iterator[tuple[str, ...]]:
     """A row for every file of the two models of a run."""
-    run, threads = open_run(folder), default_threads()
-    base = resolve(run.model)
-    reference = BaseModelReference(base.reference, base.folder, base.sha256)
-    artifacts = tuple(run.artifact(stage) for stage in run.lock["stages"])
-    task = TaskConfig(**run.lock["task"])
-    inputs = Inputs(reference, task, run.lock["seed"], artifacts, dense_of(artifacts), threads=threads)
+    threads = default_threads()
+    inputs = open_run(folder).inputs(threads)
     data = load_data(inputs)
     models = {
-        "dense": merge_all(load_model(inputs.dense, reference)),
-        COMPRESSED: load_model(inputs.nearest("model"), reference),
+        "dense": merge_all(load_model(inputs.dense, inputs.base)),
+        COMPRESSED: load_model(inputs.nearest("model"), inputs.base),
     }
     for name, model in models.items():
         prover = Prover(name, model, data, Quiet(), threads)

@@ -23,12 +23,16 @@ import numpy as np
 from torch import nn
 
 from benchmarks.arguments import round_count
+from benchmarks.record import void_where_disturbed
 from compressor.cost import shape_of
 from compressor.models.anatomy import layers_of
-from compressor.models.hub import build, resolve
+from compressor.models.build import build
+from compressor.models.reference import resolve
 from compressor.pruning.surgery import Removal, remove
+from export.graph.rewrite import can_fuse
+from export.graph.trace import trace
 from export.latency.measure import LatencyVariant, Measurement, measure
-from export.runtimes.onnxruntime import export_onnx
+from export.runtimes.onnxruntime import write_onnx
 
 CONTROL = "dense fp32 fused, again"
 PLANS = {"dense": (0.0, 0.0), "3 heads": (0.25, 0.0), "6 heads": (0.5, 0.0), "6 heads + half FFN": (0.5, 0.5)}

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 
 from benchmarks.arguments import round_count
-from compressor.models.hub import find_folder
+from compressor.models.reference import find_folder
 from compressor.tasks import TaskConfig
 from compressor.tasks.data import Data, read_data
 from compressor.tasks.features import pad
@@ -190,7 +190,7 @@ def rows_in(folder: Path) -> Data:
 
 def exported(folder: Path):
     """The rows' data, and the files: runtime -> precision -> path."""
-    from compressor.models.hub import build
+    from compressor.models.build import build
     from export.graph.trace import trace
 
     base, data = find_folder(MODEL), rows_in(DATA)

@@ -39,7 +39,7 @@ def write_tasks(reference: str, kind: str, count: int, folder: Path) -> list[Pat
 
     from benchmarks.switch import KINDS as METHODS
     from benchmarks.train_step import MATRICES, ours
-    from compressor.models.hub import resolve
+    from compressor.models.reference import resolve
     from compressor.storage import delta_file
     from compressor.storage.live import set_head
 
@@ -75,7 +75,7 @@ def write_single(reference: str, delta: Path, folder: Path) -> Path:
 
 
 def reference_folder(reference: str) -> Path:
-    from compressor.models.hub import resolve
+    from compressor.models.reference import resolve
 
     return resolve(reference).folder
 

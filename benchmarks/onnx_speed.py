@@ -38,10 +38,12 @@ from torch import nn
 from benchmarks.arguments import round_count
 from benchmarks.latency import pruned
 from benchmarks.record import plain
-from compressor.models.hub import resolve
+from compressor.models.reference import resolve
 from compressor.processor import processor
+from export.graph.rewrite import can_fuse
+from export.graph.trace import trace
 from export.runtimes.feeds import feeds_of
-from export.runtimes.onnxruntime import export_onnx
+from export.runtimes.onnxruntime import write_onnx
 from export.runtimes.runtime import Session
 from export.runtimes.sessions import session
 

@@ -43,7 +43,6 @@ from benchmarks.peer_tables import markdown, void
 from benchmarks.record import plain, write_record
 from compressor.deltas.links import merge_all
 from compressor.models.files.model_folder import TOKENIZER_FILES
-from compressor.models.hub import resolve
 from compressor.processor import default_threads, processor
 from compressor.tasks import TaskConfig
 from compressor.tasks.data import Data
@@ -55,7 +54,7 @@ from export.runtimes.runtime import Session
 from export.runtimes.runtime_registry import RUNTIMES, runtime_of
 from export.runtimes.sessions import session
 from pipelines.engine.environment import distribution
-from pipelines.engine.stage import Artifact, BaseModelReference, Inputs, dense_of
+from pipelines.engine.stage import Artifact, Inputs
 from pipelines.engine.store import write_atomic
 from pipelines.runs.finished import FinishedRun, open_run
 from pipelines.stages.loading import load_data, load_model
@@ -119,10 +118,7 @@ class Run:
     @classmethod
     def open(cls, folder: Path) -> Run:
         finished = open_run(folder)
-        lock, base = finished.lock, resolve(finished.model)
-        artifacts = tuple(finished.artifact(stage) for stage in lock["stages"])
-        reference = BaseModelReference(base.reference, base.folder, base.sha256)
-        inputs = Inputs(reference, TaskConfig(**lock["task"]), lock["seed"], artifacts, dense_of(artifacts))
+        inputs = finished.inputs()
         return cls(finished, load_data(inputs), inputs, inputs.dense)
 
     def save(self, folder: Path) -> np.ndarray:

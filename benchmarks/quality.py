@@ -37,7 +37,7 @@ from benchmarks.grid import held_apart, rows_of, run_file, train_file, write_row
 from benchmarks.quality_picture import picture
 from benchmarks.record import Record, plain, spread
 from compressor.digests import sha256_of
-from compressor.models.hub import resolve
+from compressor.models.reference import resolve
 from compressor.tasks.task_kind import Metric, kind_of
 from export.latency.core_time import BUSY
 from pipelines.engine.environment import machine

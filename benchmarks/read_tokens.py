@@ -24,8 +24,8 @@ from torch import nn
 
 from benchmarks.latency import pruned
 from benchmarks.onnx_speed import CONTROL_BOUND, PLANS, encoding
-from benchmarks.record import plain
-from compressor.models.hub import resolve
+from benchmarks.record import plain, void_where_disturbed
+from compressor.models.reference import resolve
 from compressor.processor import default_threads, processor
 from export.graph.attention import plain_attention
 from export.graph.rewrites.read_tokens import read_tokens

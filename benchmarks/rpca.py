@@ -29,7 +29,8 @@ from torch.nn import functional as F
 from benchmarks.arguments import round_count
 from benchmarks.train_step import interleaved
 from compressor.models.anatomy import layers_of
-from compressor.models.hub import build, resolve
+from compressor.models.build import build
+from compressor.models.reference import resolve
 from compressor.selection.choice import choose_places
 from compressor.selection.rpca import decompose, sparse_residual
 from compressor.selection.settings import SETTINGS, Setting

@@ -47,7 +47,8 @@ from compressor.compression import compression_of  # noqa: E402
 from compressor.cost import shape_of  # noqa: E402
 from compressor.errors import UserError  # noqa: E402
 from compressor.models.anatomy import layers_of  # noqa: E402
-from compressor.models.hub import build, resolve  # noqa: E402
+from compressor.models.build import build  # noqa: E402
+from compressor.models.reference import resolve  # noqa: E402
 from compressor.processor import weight_bits  # noqa: E402
 from compressor.pruning.surgery import Removal, remove  # noqa: E402
 from compressor.tasks.features import Encoding  # noqa: E402

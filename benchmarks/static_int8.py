@@ -24,10 +24,10 @@ import numpy as np
 import yaml
 from onnxruntime.quantization.registry import QDQRegistry
 
-from benchmarks.record import plain
+from benchmarks.record import plain, void_where_disturbed
 from benchmarks.runtimes import quantized_static
 from compressor.checkpoint import load
-from compressor.models.hub import resolve
+from compressor.models.reference import resolve
 from compressor.tasks import TaskConfig
 from compressor.tasks.data import Data
 from compressor.tasks.features import Forward, predict, torch_forward

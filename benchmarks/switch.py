@@ -23,7 +23,7 @@ import torch
 from benchmarks.arguments import round_count
 from benchmarks.train_step import MATRICES, interleaved, ours
 from compressor import load
-from compressor.models.hub import Reference, resolve
+from compressor.models.reference import Reference, resolve
 from compressor.storage import delta_file
 
 KINDS = {

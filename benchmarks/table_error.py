@@ -24,7 +24,8 @@ import numpy as np
 
 from benchmarks.record import plain
 from compressor.cost import shape_of
-from compressor.models.hub import build, resolve
+from compressor.models.build import build
+from compressor.models.reference import resolve
 from compressor.pruning.scores import random_scores
 from compressor.pruning.surgery import remove
 from export.latency.measure import measure

@@ -22,12 +22,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.arguments import round_count
 from benchmarks.latency import pruned
 from benchmarks.onnx_speed import CONTROL_BOUND, encoding
-from benchmarks.record import plain
+from benchmarks.record import plain, void_where_disturbed
 from compressor.models.anatomy import layers_of
-from compressor.models.hub import resolve
+from compressor.models.reference import resolve
 from compressor.processor import default_threads, processor
 from export.graph.trace import trace
-from export.latency.measure import LatencyVariant, measure
+from export.latency.measure import LatencyVariant, Measurement, measure
 from export.runtimes.runtime_registry import CPU_RUNTIMES, RUNTIMES
 from pipelines.engine.environment import distribution
 from pipelines.engine.store import write_atomic

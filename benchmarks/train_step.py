@@ -36,8 +36,9 @@ from compressor.deltas.backward import by_factors
 from compressor.deltas.kinds.dense import dense_links
 from compressor.methods import Options, apply
 from compressor.models.anatomy import matrices_of
-from compressor.models.hub import build, resolve
-from compressor.selection.choice import select
+from compressor.models.build import build
+from compressor.models.reference import resolve
+from compressor.selection.choice import choose_places, weight_score
 from compressor.selection.growth import ScalarAdamW
 from compressor.training.mixed_precision import computed
 from compressor.training.schedule import Precision

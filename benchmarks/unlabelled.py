@@ -25,7 +25,7 @@ from benchmarks.grid import held_apart, rows_of, run_file, train_file, write_row
 from benchmarks.train_step import interleaved, stepper
 from compressor.checkpoint import load_state
 from compressor.deltas.links import merge_all
-from compressor.models.hub import resolve
+from compressor.models.reference import resolve
 from compressor.training.trainer import without_dropout
 from pipelines.engine.stage import Artifact
 

@@ -13,7 +13,7 @@ def load(folder=None, *, base=None, delta=None):
     """Load the model stored in `folder`, in its pruned shapes, for inference. See `compressor.checkpoint.load`; for
     transformers' Auto classes, `compressor.models.auto`.
 
-    `folder` may be that of a run, such as runs/quickstart: its final model is loaded, see `compressor.runs.load`.
+    `folder` may be that of a run, such as runs/quickstart: its final model is loaded, see `compressor.load_run.load`.
 
     With `delta`, a delta file (also of one of many tasks): the model of that task on `base`, which is a folder, a hub id, or a
     live model. A live model is changed in place and returned; its base is not read again. See
@@ -22,12 +22,12 @@ def load(folder=None, *, base=None, delta=None):
     if isinstance(folder, bytes) or (delta is None and not isinstance(folder, (str, Path))):
         raise TypeError(f"load(folder) takes the path of a folder, not {type(folder).__name__}: compressor.load('runs/NAME')")
     if delta is None:
-        from compressor import checkpoint, runs
+        from compressor import checkpoint, load_run
         from compressor.run_store import is_run
         from compressor.text_files import from_home
 
         place = from_home(folder)
-        return (runs if is_run(place) else checkpoint).load(place, base=base)
+        return (load_run if is_run(place) else checkpoint).load(place, base=base)
     from compressor.storage import live
 
     if folder is not None and base is not None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from compressor.cost import ModelShape, human_bytes, shape_of, share
 from compressor.methods import Options, method
 from compressor.methods.selective import sizes
-from compressor.models.hub import GENERATIVE, auto_class_of, weightless_model
+from compressor.models.build import GENERATIVE, auto_class_of, weightless_model
 from compressor.models.modules import STRUCTURES
 from compressor.pruning_criteria import Hides
 from compressor.tasks.reading import read_task

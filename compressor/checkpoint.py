@@ -24,22 +24,13 @@ from compressor.errors import UserError
 from compressor.models import auto
 from compressor.models.anatomy import row_of_model
 from compressor.models.architectures import COMPRESSED
+from compressor.models.build import AUTO_CLASSES, SEQUENCES, build, class_facts, head_names, require_labels, task_head
 from compressor.models.files.config_file import check_config
 from compressor.models.files.damage import Damage, door, fix_of_format, read_json, reading_by_library
-from compressor.models.files.model_folder import CONFIG, COPIED, GENERATION, files_to_copy
+from compressor.models.files.model_folder import CONFIG, COPIED, GENERATION, TOKENIZER_FILES, files_to_copy
 from compressor.models.files.weight_files import check_finite, read_header
-from compressor.models.hub import (
-    AUTO_CLASSES,
-    SEQUENCES,
-    TOKENIZER_FILES,
-    build,
-    class_facts,
-    head_names,
-    require_labels,
-    resolve,
-    task_head,
-)
 from compressor.models.loaded_config import plain_outputs
+from compressor.models.reference import resolve
 from compressor.models.row_file import row_entry, row_in, use_stored_row
 from compressor.models.tied import untie
 from compressor.pruning.sizes import per_layer_configs
@@ -250,7 +241,7 @@ def load(folder: Path | str, *, base: Path | str | None = None) -> nn.Module:
     """
     folder = from_home(folder)
     if not folder.is_dir():
-        fix = "Give the folder of a run, or one with config.json and model.safetensors; hub.build opens other models"
+        fix = "Give the folder of a run, or one with config.json and model.safetensors; others: compressor.models.build.build"
         raise UserError("E305", "no such folder", fix, str(folder))
     if (folder / STATE_FILE).is_file():
         recorded = read_description(folder)["base"]

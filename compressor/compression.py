@@ -63,7 +63,7 @@ class Compression:
     head_parameters: frozenset[str] | None = None
     """Names of the task head's parameters; None for a model that was not built here."""
     head_origin: str | None = None
-    """Where the task head comes from, a key of `compressor.models.hub.HEAD_ORIGINS`."""
+    """Where the task head comes from, a key of `compressor.models.build.HEAD_ORIGINS`."""
     origin: Origin | None = None
     """The base it was built from, if known."""
     tasks: Tasks | None = None

@@ -14,7 +14,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from compressor.errors import UserError
-from compressor.models.hub import TEXT2TEXT, TOKENS, auto_class_of, head_names
+from compressor.models.build import TEXT2TEXT, TOKENS, auto_class_of, head_names
 from compressor.models.modules import STRUCTURES
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from compressor.errors import UserError
 from compressor.models.architectures import row_of
-from compressor.models.hub import config_of
+from compressor.models.build import config_of
 from compressor.new_folder import becoming
 from export.generation.greedy import decoder_in, facts_of
 from export.runtimes.runtime_registry import GENERATING

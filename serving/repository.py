@@ -19,9 +19,9 @@ from pathlib import Path
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from compressor.arguments import NAME_PATTERN, require_all_of
+from compressor.arguments import NAME_FIX, NAME_PATTERN, require_all_of
 from compressor.errors import UserError
-from compressor.models.hub import TOKENIZER_FILES
+from compressor.models.files.model_folder import TOKENIZER_FILES
 from export.runtimes.runtime import Runtime
 from export.runtimes.runtime_registry import runtime_of
 from serving.backends.door import VERSION_FILE

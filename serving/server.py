@@ -17,7 +17,7 @@ from typing import IO
 
 from compressor.errors import UserError
 from compressor.locking import lock_where_possible
-from serving import running, shared_memory
+from serving import server_registry, shared_memory
 from serving.bundle import Bundle, find_bundle, stage_backends
 from serving.child_status import status_of
 from serving.guard.guard_process import GuardProcess
@@ -128,12 +128,12 @@ class EmbeddedServer:
         ports = {self.ports["http"], self.ports["grpc"]}
         self._withdraw(self._announced - ports)
         for port in ports - self._announced:
-            running.announce(port, self.repository, os.getpid())
+            server_registry.announce(port, self.repository, os.getpid())
             self._announced.add(port)
 
     def _withdraw(self, ports: set[int]) -> None:
         for port in ports:
-            running.withdraw(port)
+            server_registry.withdraw(port)
         self._announced = self._announced - ports
 
     def _listen(self) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from compressor.errors import UserError
-from serving.running import CACHE_FIX
+from serving.server_registry import CACHE_FIX
 
 
 def open_log(path: Path) -> BinaryIO:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from compressor.models.hub import find_folder
+from compressor.models.reference import find_folder
 from pipelines.cli.commands import main
 from tests.bait import Bait
 from tests.conftest import REACHED

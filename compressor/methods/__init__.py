@@ -16,7 +16,7 @@ from compressor.arguments import require_number, require_one_of, require_whole
 from compressor.compression import compression_of
 from compressor.cost import ModelShape
 from compressor.errors import UserError
-from compressor.models.hub import head_names
+from compressor.models.build import head_names
 from compressor.models.modules import REST
 
 if TYPE_CHECKING:

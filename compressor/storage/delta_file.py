@@ -24,10 +24,10 @@ from compressor.compression import Kept, compression_of
 from compressor.deltas.kinds.mask import Mask
 from compressor.deltas.registry import KINDS
 from compressor.errors import UserError
+from compressor.models.build import AUTO_CLASSES, SEQUENCES, class_facts, head_names, require_labels
 from compressor.models.files.damage import door, fix_of_format
 from compressor.models.files.weight_files import DELTA as KEY
 from compressor.models.files.weight_files import not_finite
-from compressor.models.hub import AUTO_CLASSES, SEQUENCES, class_facts, head_names, require_labels
 from compressor.models.row_file import use_stored_row
 from compressor.pruning.surgery import kept_of
 from compressor.storage.bits import StoredBits

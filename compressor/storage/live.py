@@ -14,7 +14,8 @@ from compressor.compression import Origin, compression_of
 from compressor.deltas.inserts import inserts_of, take_out
 from compressor.deltas.links import chains, detach, plain_name
 from compressor.errors import UserError
-from compressor.models.hub import DRAWN_HEADS, GENERATIVE, Reference, auto_class_of, build, head_names, name_outputs, resolve
+from compressor.models.build import DRAWN_HEADS, GENERATIVE, auto_class_of, build, head_names, name_outputs
+from compressor.models.reference import Reference, resolve
 from compressor.pruning.surgery import kept_of, restore_kept
 from compressor.storage.changes import match_type, restore
 from compressor.storage.delta_file import DAMAGED, DeltaFile, buffer_of, read

@@ -12,7 +12,7 @@ from pathlib import Path
 from torch import nn
 
 from compressor.compression import compression_of
-from compressor.models.hub import class_facts
+from compressor.models.build import class_facts
 from compressor.storage.delta_file import changes_of, save
 from compressor.storage.layout import SECTIONS
 

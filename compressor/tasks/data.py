@@ -13,7 +13,7 @@ import numpy as np
 
 from compressor.errors import UserError, UserErrors
 from compressor.models.architectures import row_of
-from compressor.models.hub import TEXT2TEXT, config_of, end_id
+from compressor.models.build import TEXT2TEXT, config_of, end_id
 from compressor.models.special_tokens import padding_id, start_id, tokenizer_of
 from compressor.tasks import TaskConfig
 from compressor.tasks.decoding.prompt_items import PromptItem, check_positions, items_of, prompt_length, prompt_tokens

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from compressor.errors import UserError
-from compressor.models.hub import GENERATES, GENERATIVE, SEQUENCES, TOKENS
+from compressor.models.build import GENERATES, GENERATIVE, SEQUENCES, TOKENS
 from compressor.tasks import KINDS, TaskConfig
 from compressor.tasks.features import encode
 from compressor.tasks.listing import cell_shown
@@ -131,7 +131,7 @@ class TaskKind:
     - `prediction`: (the outputs' names, one row of outputs, the text and its `tokenizers.Encoding`) -> the prediction for a
       client, a dataclass printed by `str`; raises UserError E717;
     - `written`: a client's text in the form of the training texts; raises UserError E717;
-    - `auto_class`: transformers' Auto class of the model (`compressor.models.hub`);
+    - `auto_class`: transformers' Auto class of the model (`compressor.models.build`);
     - `problem_type`: that of the model's config, where the number of outputs does not tell it: transformers chooses loss and
       the scores of its own pipelines by it;
     - `encode`: (tokenizer, split, task, file) -> tokens and labels (rows, ...), which mark where the model predicts

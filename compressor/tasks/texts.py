@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from compressor.errors import UserError
-from compressor.models.hub import TOKENS
+from compressor.models.build import TOKENS
 from compressor.tasks import TaskConfig, ending
 from compressor.tasks.reading import Rows, TaskData, read_rows, read_tests, require_columns, require_sentences
 from compressor.tasks.rows import Row, Split, spaced

@@ -11,7 +11,7 @@ from transformers.pytorch_utils import Conv1D
 from compressor.compression import compression_of
 from compressor.deltas.kinds.offset import Offset
 from compressor.deltas.links import Place, attach, tied_owners
-from compressor.models.hub import head_names
+from compressor.models.build import head_names
 
 
 def trained_weights(model: nn.Module) -> dict[str, Tensor]:

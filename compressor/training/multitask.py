@@ -23,7 +23,7 @@ from compressor.account import Plan
 from compressor.compression import Tasks, compression_of
 from compressor.cost import shape_of
 from compressor.deltas.sources import FixedMasks, Masked, Scores
-from compressor.models.hub import head_names, weightless_model
+from compressor.models.build import head_names, weightless_model
 from compressor.tasks import TaskConfig
 from compressor.tasks.reading import read_task
 from compressor.tasks.task_kind import kind_of

@@ -29,7 +29,8 @@ from transformers.exporters.exporter_onnx import OnnxExporter
 
 from compressor import __version__
 from compressor.errors import UserError
-from compressor.models.hub import Reference, auto_class_of, is_hub_id
+from compressor.models.build import auto_class_of
+from compressor.models.reference import Reference, is_hub_id
 from compressor.models.tasks_table import BY_AUTO_CLASS
 from export.graph.attention import plain_attention
 from export.graph.exportable import require_traceable

@@ -14,7 +14,7 @@ import torch
 from onnx_ir.passes.common import DeduplicateInitializersPass
 
 from compressor.deltas.stacked import StackedModel
-from compressor.models.hub import Reference
+from compressor.models.reference import Reference
 from export.graph.attention import plain_attention
 from export.graph.rewrite import for_cpu
 from export.graph.rewrites.joined_gathers import joined_gathers

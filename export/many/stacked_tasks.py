@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from compressor.arguments import NAME_PATTERN
+from compressor.arguments import NAME_FIX, NAME_PATTERN
 from compressor.deltas.stacking import changes_of_task, stack_tasks
-from compressor.errors import UserError
-from compressor.models.hub import GENERATIVE, Reference
+from compressor.errors import CheckError, UserError
+from compressor.models.build import GENERATIVE, TOKENS
+from compressor.models.reference import Reference
 from compressor.models.special_tokens import padding_id, tokenizer_of
 from compressor.models.tasks_table import BY_AUTO_CLASS
 from compressor.storage.delta_file import DeltaFile, read

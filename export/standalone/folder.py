@@ -16,7 +16,7 @@ import onnx
 from compressor.checkpoint import write_config
 from compressor.errors import UserError
 from compressor.models.files.model_folder import CONFIG, COPIED, TOKENIZER_FILES, files_to_copy
-from compressor.models.hub import Reference, reference_to
+from compressor.models.reference import Reference, reference_to
 from compressor.new_folder import SCRATCH, becoming
 from compressor.processor import weight_bits
 from compressor.tasks.features import Forward, pad, predict, torch_forward

@@ -20,11 +20,12 @@ from compressor.deltas.links import merge_all
 from compressor.errors import UserError
 from compressor.models.architectures import ARCHITECTURES, COMPRESSED, added_row, row_of
 from compressor.models.auto import HEADS, class_for
+from compressor.models.build import check_shapes, task_head
 from compressor.models.files.damage import Damage, Lacking, door, read_json, reading_by_library
 from compressor.models.files.model_folder import CONFIG, check_pretrained
 from compressor.models.files.weight_files import INDEX, WEIGHTS, stored_tensors
-from compressor.models.hub import check_shapes, find_folder, task_head
 from compressor.models.loaded_config import plain_outputs
+from compressor.models.reference import find_folder
 from compressor.models.special_tokens import padding_id, tokenizer_of
 from compressor.models.tasks_table import BY_AUTO_CLASS
 from compressor.pruning.sizes import BY_STACK

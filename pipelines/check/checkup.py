@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from compressor.accelerator import gpu
+from compressor.models.reference import Reference
 from compressor.tasks import data_files, ending, named_files
 from compressor.tasks.data import task_tokenizer
 from compressor.tasks.decoding.generate_texts import prompts_of_a_batch
@@ -23,9 +24,9 @@ from compressor.tasks.listing import NO_LABEL
 from compressor.tasks.reading import read_task, read_tests
 from compressor.tasks.rows import Split
 from compressor.tasks.task_kind import TaskKind, kind_for, kind_of
-from pipelines.engine.base_corrections import texts_read_otherwise
+from pipelines.check.auto_tokenizer import texts_read_otherwise
 from pipelines.engine.preflight import Ready
-from pipelines.engine.stage import BaseModelReference, entries_after
+from pipelines.engine.stage import entries_after
 from pipelines.file.yaml_source import dotted
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def account_of(ready: Ready) -> dict[str, Any]:
     return {"tasks": tasks, "files": dict(_files(ready)), "warnings": warnings}
 
 
-def _tokenizer_warnings(base: BaseModelReference) -> Iterator[str]:
+def _tokenizer_warnings(base: Reference) -> Iterator[str]:
     if texts := texts_read_otherwise(base.folder, base.sha256):
         shown = " with ".join(map(repr, texts))
         what = f"transformers' AutoTokenizer gives {shown} other tokens than tokenizer.json, by which texts are read here"

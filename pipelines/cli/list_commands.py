@@ -202,8 +202,9 @@ def architectures(as_json: bool, discover: str | None) -> None:
 def _discover(reference: str, as_json: bool) -> None:
     """Print a verified row for an architecture without one, as Python or JSON. Nothing is registered or written."""
     from compressor.models.architectures import ARCHITECTURES
+    from compressor.models.build import config_of
     from compressor.models.discovery.discover import as_code, discover
-    from compressor.models.hub import config_of, find_folder
+    from compressor.models.reference import find_folder
     from compressor.models.row_file import ROW
 
     folder = find_folder(reference)

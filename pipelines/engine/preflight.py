@@ -12,8 +12,9 @@ from compressor.account import Plan
 from compressor.digests import sha256_kept, sha256_of
 from compressor.errors import UserError, UserErrors
 from compressor.models.architectures import row_of
+from compressor.models.build import config_of, end_id
 from compressor.models.files.model_folder import COPIED
-from compressor.models.hub import config_of, end_id, resolve
+from compressor.models.reference import Reference, resolve
 from compressor.models.special_tokens import tokenizer_of
 from compressor.models.tasks_table import require_head
 from compressor.run_store import STORE
@@ -27,12 +28,12 @@ from compressor.text_files import is_unicode
 from export.runtimes.runtime_registry import ALTERNATIVES, DEFAULT, EXTRAS
 from pipelines.engine.disk import require_writable
 from pipelines.engine.environment import accelerator, package_versions
-from pipelines.engine.stage import CUDA, BaseModelReference, Entry, Models, Stage
+from pipelines.engine.stage import CUDA, Entry, Models, Stage
 from pipelines.file.config import Pipeline, with_place
 from pipelines.file.yaml_source import KeyPath, dotted
 from serving.bundle import find_bundle, install
 from serving.layout.knobs import INTERFACES
-from serving.running import CACHE_FIX, registry_folder
+from serving.server_registry import CACHE_FIX, registry_folder
 from serving.shared_memory import MAX_BODY, MOUNT_MORE, check_space, remove_left_overs
 
 
@@ -42,9 +43,9 @@ class Ready:
     name, by their references, a line for each file of which rows are left out, and the base's `copied_digests`."""
 
     pipeline: Pipeline
-    base: BaseModelReference
+    base: Reference
     data: dict[Path, str]
-    models: dict[str, BaseModelReference] = field(default_factory=dict)
+    models: dict[str, Reference] = field(default_factory=dict)
     skipped: tuple[str, ...] = ()
     copied: Mapping[str, str] = field(default_factory=dict)
 
@@ -78,8 +79,7 @@ def check_inputs(pipeline: Pipeline) -> Ready:
     if base is None or faults or heads:
         raise UserErrors(faults or heads)
     files = {file: sha256_kept(file) for task in pipeline.all_tasks.values() for file in data_files(task)}
-    reference = BaseModelReference(base.reference, base.folder, base.sha256)
-    ready = Ready(pipeline, reference, files, models, tuple(_skipped(pipeline)), copied_digests(base.folder))
+    ready = Ready(pipeline, base, files, models, tuple(_skipped(pipeline)), copied_digests(base.folder))
     if faults := list(_stage_faults(ready)):
         raise UserErrors(faults)
     files |= {file: sha256_kept(file) for entry in pipeline.stages for file in entry.row.beside.files_of(entry.config).values()}
@@ -106,14 +106,13 @@ def _skipped(pipeline: Pipeline) -> Iterator[str]:
             yield f"{dotted(place)}: {what} (lines {listed([str(line) for line in lines])})"
 
 
-def _other_models(pipeline: Pipeline) -> tuple[dict[str, BaseModelReference], list[UserError]]:
+def _other_models(pipeline: Pipeline) -> tuple[dict[str, Reference], list[UserError]]:
     """The models that stages name, by reference, and the faults of those that cannot be used."""
     models, faults = {}, []
     for number, entry in enumerate(pipeline.stages):
         for key, reference in entry.row.beside.models_of(entry.config).items():
             try:
-                resolved = resolve(reference, relative_to=pipeline.source_folder)
-                models[reference] = BaseModelReference(resolved.reference, resolved.folder, resolved.sha256)
+                models[reference] = resolve(reference, relative_to=pipeline.source_folder)
             except UserError as error:
                 faults += with_place(error, _where(pipeline, number, key)).errors
     return models, faults

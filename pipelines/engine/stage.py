@@ -20,6 +20,7 @@ from pipelines.file import limits
 
 if TYPE_CHECKING:
     from compressor.account import Plan
+    from compressor.models.reference import Reference
     from compressor.tasks import TaskConfig
 
 STAGE_NAMES = ("select", "tune", "prune", "recover", "merge", "export", "deploy", "benchmark", "report")
@@ -121,22 +122,13 @@ class Artifact:
 
 
 @dataclass(frozen=True)
-class BaseModelReference:
-    """The pretrained model: the reference as the user wrote it, the local folder it resolved to, sha256 over its files."""
-
-    reference: str
-    folder: Path
-    sha256: str
-
-
-@dataclass(frozen=True)
 class Inputs:
     """The inputs of a stage: the base, the task (or tasks), the seed and the earlier artifacts that it declares, in order.
 
     `threads` is for sessions and processes started by a stage; torch in this process already uses it.
     """
 
-    base: BaseModelReference
+    base: Reference
     task: TaskConfig | None
     seed: int
     artifacts: tuple[Artifact, ...] = ()
@@ -147,7 +139,7 @@ class Inputs:
     task's; `failures` where checks of theirs failed."""
     threads: int | None = None
     tasks: dict[str, TaskConfig] = field(default_factory=dict)
-    models: dict[str, BaseModelReference] = field(default_factory=dict)
+    models: dict[str, Reference] = field(default_factory=dict)
     """Other models that the stage's config names, by their references in it."""
     require_unchanged: Callable[[], None] = lambda: None
     """Raises UserError E807 if the data or a model changed since the run began. A stage calls it after reading them and
@@ -198,7 +190,7 @@ def one_task_only(config: StageConfig, many: bool, kinds: Sequence[str]) -> Iter
         yield Problem("E117", "this stage works on one task, the pipeline has `tasks`", fix)
 
 
-Models = dict[str, BaseModelReference]
+Models = dict[str, "Reference"]
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,11 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from compressor.models.hub import further_ends
+from compressor.models.build import further_ends
 from compressor.tasks import ending, named_files
-from compressor.tasks.task_kind import kind_for, kind_of
+from compressor.tasks.task_kind import kind_of
 from compressor.training.processes import launched
 from export.runtimes.runtime_registry import packages_of
-from pipelines.engine.base_corrections import base_corrections
 from pipelines.engine.environment import accelerator, package_versions, product
 from pipelines.engine.invocation import Run
 from pipelines.engine.scorers import scored_by

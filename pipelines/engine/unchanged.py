@@ -7,11 +7,10 @@ from pathlib import Path
 
 from compressor.digests import Mark, mark_of, sha256_of
 from compressor.errors import UserError
-from compressor.models.files.model_folder import COPIED
+from compressor.models.files.model_folder import COPIED, TOKENIZER_FILES
 from compressor.models.files.weight_files import tensor_files
-from compressor.models.hub import TOKENIZER_FILES, _digest
+from compressor.models.reference import Reference, model_digest
 from pipelines.engine.preflight import Ready, copied_digests
-from pipelines.engine.stage import BaseModelReference
 
 
 class Originals:
@@ -59,7 +58,7 @@ class Originals:
             name = next(name for name in COPIED if current.get(name) != before.get(name))
             raise _changed("changed while the run was reading it", self._ready.base.folder / name)
 
-    def _models(self) -> Iterator[BaseModelReference]:
+    def _models(self) -> Iterator[Reference]:
         yield self._ready.base
         yield from self._ready.models.values()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from compressor.account import Plan
 from compressor.errors import UserError
 from compressor.models.architectures import row_of
-from compressor.models.hub import config_of
+from compressor.models.build import config_of
 from compressor.models.normalized import normalized
 from compressor.processor import default_threads, processor
 from compressor.tasks import GENERATED, MOST_TOKENS, Subset, TaskConfig, data_files

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from compressor.models.hub import SEQUENCES, TEXT2TEXT
+from compressor.models.build import SEQUENCES, TEXT2TEXT
 from compressor.tasks import GENERATED, KINDS, Subset
 from compressor.tasks.task_kind import kind_of
 from export.runtimes.runtime_registry import DEFAULT, RUNTIMES

@@ -21,7 +21,8 @@ import click
 from compressor.account import Plan
 from compressor.errors import UserError, UserErrors
 from compressor.models.architectures import row_of
-from compressor.models.hub import config_of, find_folder, resolve
+from compressor.models.build import config_of
+from compressor.models.reference import find_folder, resolve
 from compressor.printable import printable
 from compressor.tasks import GENERATED, PACKED, TaskConfig, ending
 from compressor.tasks.reading import TaskData, read_task, read_tests

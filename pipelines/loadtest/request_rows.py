@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from compressor.errors import UserError
-from compressor.models.hub import find_folder
+from compressor.models.reference import find_folder
 from compressor.tasks.data import read_data
 from compressor.tasks.features import model_rows
 from compressor.tasks.reading import read_task

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from compressor.methods import method
-from compressor.models.hub import HEAD_ORIGINS
+from compressor.models.build import HEAD_ORIGINS
 from compressor.tasks.task_kind import Metric, kind_for
-from export.runtimes.runtime_registry import RUNTIMES, hop_of
+from export.runtimes.runtime_registry import RUNTIMES
 from pipelines.engine.stage import Artifact, Inputs
 from pipelines.reporting.candidates import Record, cells_of, find, p50, without_samples
 from pipelines.reporting.format import milliseconds

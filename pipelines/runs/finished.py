@@ -12,8 +12,9 @@ from pydantic import ValidationError
 
 from compressor.errors import UserError
 from compressor.models.files.damage import door
+from compressor.models.reference import Reference, resolve
 from compressor.models.row_file import use_stored_row
-from compressor.run_store import LOCK_FILE, store_of
+from compressor.run_store import LOCK_FILE, RUN_AGAIN, store_of
 from compressor.tasks import TaskConfig
 from pipelines.engine.attempt import Attempt, last_attempt
 from pipelines.engine.lockfile import Failure, read_lock

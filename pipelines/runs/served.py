@@ -14,7 +14,7 @@ from pipelines.engine.store import served_lock, shared_lock
 from pipelines.runs.finished import FinishedRun, open_run
 from serving.deployment.target import LOCK
 from serving.repository import model_names
-from serving.running import log_folder
+from serving.server_registry import log_folder
 
 REPOSITORY = "repository"
 

@@ -19,8 +19,8 @@ from compressor.deltas.factored import factor_all
 from compressor.deltas.links import chains, merge_all, merged_copy
 from compressor.digests import sha256_of
 from compressor.errors import CheckError, CompressError, UserError
-from compressor.models.files.model_folder import COPIED, GENERATION
-from compressor.models.hub import resolve
+from compressor.models.files.model_folder import COPIED
+from compressor.models.reference import Reference, resolve
 from compressor.pruning.refit import groups_of, unfitted
 from compressor.pruning.surgery import removals_to, silence
 from compressor.pruning.weights import unmasked
@@ -35,9 +35,8 @@ from export.parity.sides import runs
 from export.runtimes.runtime import Runtime
 from export.runtimes.runtime_registry import DEFAULT, RUNTIMES
 from pipelines.engine.attempt import last_attempt
-from pipelines.engine.base_corrections import base_corrections
 from pipelines.engine.preflight import copied_digests
-from pipelines.engine.stage import Artifact, BaseModelReference, Inputs, Progress, dense_of
+from pipelines.engine.stage import Artifact, Inputs, Progress
 from pipelines.runs.finished import FinishedRun, open_run
 from pipelines.runs.same_files import require_same, require_same_files, require_same_generator, require_same_repository
 from pipelines.stages.deploy.chosen_file import chosen_file
@@ -156,7 +155,7 @@ class Verification:
         self.place = model or run.model
         self.stages, self.threads = run.lock["stages"], run.lock["threads"]
         self.artifacts: list[Artifact] = []
-        self.base: BaseModelReference | None = None
+        self.base: Reference | None = None
         self.data: Data | None = None
 
     def hops(self, serve: bool, only: str | None) -> Iterator[Hop]:
@@ -184,7 +183,7 @@ class Verification:
 
     def _base(self) -> None:
         base, expected = resolve(self.place), self.run.lock["model"]["sha256"]
-        self.base = BaseModelReference(self.run.lock["model"]["reference"], base.folder, base.sha256)
+        self.base = replace(base, reference=self.run.lock["model"]["reference"])
         if base.sha256 != expected:
             raise UserError("E306", f"'{self.place}' is not the base model of this run", "Give it with --model FOLDER")
 

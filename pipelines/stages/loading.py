@@ -11,12 +11,13 @@ from torch import nn
 
 from compressor.checkpoint import load, load_state, save_state
 from compressor.compression import compression_of
+from compressor.models.reference import Reference
 from compressor.pruning.surgery import kept_of
 from compressor.pruning.weights import densities_apart
 from compressor.tasks.data import Data, MetricInputs, TokenRows, read_data, read_test_rows
 from compressor.tasks.features import Forward, metric_inputs_of, predict, torch_forward
 from compressor.tasks.task_kind import kind_recorded
-from pipelines.engine.stage import Artifact, BaseModelReference, Inputs, Workspace
+from pipelines.engine.stage import Artifact, Inputs, Workspace
 from pipelines.stages.generated_texts import score_model, with_scores
 
 PARITY_ROWS = 256
@@ -28,7 +29,7 @@ def load_data(inputs: Inputs) -> Data:
     return read_data(inputs.base.folder, inputs.task, later=True)
 
 
-def load_model(artifact: Artifact, base: BaseModelReference, seed: int = 0) -> nn.Module:
+def load_model(artifact: Artifact, base: Reference, seed: int = 0) -> nn.Module:
     """Load the model of an artifact with its chains attached: a state on the base, or a merged checkpoint.
 
     `seed` sets torch's random state, which new deltas are drawn from afterwards.

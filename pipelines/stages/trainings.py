@@ -23,7 +23,7 @@ from compressor.methods import (
     trainable_counts,
 )
 from compressor.models.anatomy import modules_of
-from compressor.models.hub import build
+from compressor.models.build import build
 from compressor.selection.allocation import ALLOCATION
 from compressor.storage.delta_file import write
 from compressor.tasks import TaskConfig

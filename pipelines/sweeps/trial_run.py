@@ -19,7 +19,7 @@ from rich.console import Console
 
 from compressor.errors import CheckError, CompressError, UserError, UserErrors
 from compressor.models.architectures import add_row
-from compressor.models.hub import resolve
+from compressor.models.reference import resolve
 from compressor.printable import printable
 from compressor.run_store import LOCK_FILE
 from compressor.tasks.task_kind import kind_for

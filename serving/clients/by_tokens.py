@@ -20,7 +20,7 @@ from serving.clients.text_bytes import Text, as_utf8, check_texts
 from serving.layout.text_outputs import LOGITS
 from serving.layout.version_file import VersionFacts, read_version
 from serving.repository import TOKENIZER, tokenizer_sha256
-from serving.running import served_repository
+from serving.server_registry import served_repository
 
 if TYPE_CHECKING:
     from compressor.tasks.kinds.classification import Prediction

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from compressor.models.architectures import row_of
-from compressor.models.hub import config_of, end_id
+from compressor.models.build import config_of, end_id
 
 
 def limits_of(folder: Path, most_tokens: int) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from serving.loadtest.quantiles import curve, latency_figures, tail
 from serving.loadtest.request_pools import Endpoint
 from serving.loadtest.senders import TIMED_OUT, Record
 from serving.loadtest.traffic import Outputs
-from serving.running import server_pid
+from serving.server_registry import server_pid
 
 BUSY = 0.75
 """Share of a core from which on a client process may be the limit."""

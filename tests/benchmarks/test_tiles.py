@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks import tiles
 from compressor.models.anatomy import layers_of
-from compressor.models.hub import build
+from compressor.models.build import build
 from export.latency.measure import summarize
 from tests.tiny import write_model
 

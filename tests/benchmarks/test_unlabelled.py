@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 from benchmarks import unlabelled
 from compressor.checkpoint import save_state
-from compressor.models.hub import build, resolve
+from compressor.models.build import build
+from compressor.models.reference import resolve
 from tests.tiny import write_model
 
 

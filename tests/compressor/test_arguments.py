@@ -11,8 +11,9 @@ from compressor.compression import compression_of
 from compressor.errors import UserError
 from compressor.methods import Options, apply, trainable_counts
 from compressor.models.anatomy import matrices_of
+from compressor.models.build import build
 from compressor.models.files.model_folder import GENERATION
-from compressor.models.hub import build, resolve
+from compressor.models.reference import resolve
 from compressor.pruning.scores import loss_scores, weight_scores
 from compressor.pruning.surgery import Removal, kept_of, remove
 from compressor.pruning.weights import hide_lowest, importance, loss_importance

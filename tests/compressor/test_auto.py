@@ -17,7 +17,7 @@ from compressor.cost import shape_of
 from compressor.errors import UserError
 from compressor.models.anatomy import layers_of
 from compressor.models.architectures import ARCHITECTURES, COMPRESSED
-from compressor.models.hub import head_names
+from compressor.models.build import head_names
 from compressor.pruning.surgery import Removal, remove
 from tests.compressor.conftest import logits, plan_of, tiny
 from tests.tiny import write_tokenizer

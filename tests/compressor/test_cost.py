@@ -14,7 +14,7 @@ from compressor.cost import Inserted, LayerShape, ModelShape, human_bytes, paper
 from compressor.deltas.links import merge_all
 from compressor.methods import Options, method
 from compressor.models.anatomy import layers_of, matrices_of
-from compressor.models.hub import task_head
+from compressor.models.build import task_head
 from compressor.models.modules import EVERYTHING, MODULES
 from compressor.pruning.surgery import Removal, remove
 from pipelines.file.config import find_pipeline, load_pipeline

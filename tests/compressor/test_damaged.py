@@ -12,7 +12,8 @@ from compressor import load
 from compressor.checkpoint import save_checkpoint, save_state
 from compressor.errors import UserError
 from compressor.methods import Options, apply
-from compressor.models.hub import build, resolve
+from compressor.models.build import build
+from compressor.models.reference import resolve
 from compressor.pruning.surgery import Removal, remove
 from tests.compressor.conftest import tiny, tuned
 from tests.damage import content, filled, keys, raw, tensor, without

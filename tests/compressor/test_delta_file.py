@@ -17,10 +17,11 @@ from compressor.deltas.kinds.refit import Refit
 from compressor.deltas.links import merge_all
 from compressor.methods import Options, apply, trainable_counts
 from compressor.models.anatomy import matrices_of
-from compressor.models.hub import build, resolve
+from compressor.models.build import build
 from compressor.models.modules import MODULES
+from compressor.models.reference import resolve
 from compressor.pruning.surgery import Removal, kept_of, remove
-from compressor.storage import bits, delta_file
+from compressor.storage import delta_file
 from compressor.storage.bits import StoredBits
 from compressor.storage.changes import describe_changes, pack, unpack
 from compressor.storage.layout import accounts, fold, unfold

@@ -21,7 +21,8 @@ from compressor.deltas.links import merged_copy
 from compressor.errors import UserError, UserErrors
 from compressor.methods import Options, apply
 from compressor.models.architectures import ARCHITECTURES
-from compressor.models.hub import GENERATES, build, further_ends, head_names, resolve, weightless_model
+from compressor.models.build import GENERATES, build, further_ends, head_names, weightless_model
+from compressor.models.reference import resolve
 from compressor.models.special_tokens import padding_id
 from compressor.pruning.prices import prices_of
 from compressor.pruning.scores import loss_scores, random_scores

@@ -12,7 +12,7 @@ from compressor.checkpoint import save_checkpoint
 from compressor.errors import UserError
 from compressor.models.anatomy import layers_of
 from compressor.models.architectures import ARCHITECTURES
-from compressor.models.hub import head_names
+from compressor.models.build import head_names
 from compressor.pruning.surgery import Removal, remove, silence
 from tests.compressor.conftest import encoding, plan_of, tiny
 from tests.tiny import DECODERS

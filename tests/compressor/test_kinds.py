@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch.nn import functional
 
 from compressor.errors import UserError, UserErrors
-from compressor.models.hub import build
+from compressor.models.build import build
 from compressor.tasks import TaskConfig, features
 from compressor.tasks.data import read_data, task_tokenizer, tensor_batches, tokenized
 from compressor.tasks.features import length_of, model_rows, predict, tokens_of, torch_forward

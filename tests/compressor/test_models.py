@@ -17,9 +17,10 @@ from compressor.cost import shape_of
 from compressor.errors import UserError
 from compressor.methods import Options, apply
 from compressor.models.anatomy import layers_of
+from compressor.models.build import build, head_names, weightless_model
 from compressor.models.files.damage import Damage
 from compressor.models.files.model_folder import check_pretrained
-from compressor.models.hub import build, head_names, resolve, weightless_model
+from compressor.models.reference import resolve
 from compressor.models.special_tokens import PROBES, padding_id, read_otherwise, stock_tokenizer, tokenizer_of
 from compressor.pruning.surgery import Removal, remove
 from tests.compressor.conftest import tiny

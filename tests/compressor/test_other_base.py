@@ -6,7 +6,8 @@ import torch
 import compressor
 from compressor.checkpoint import save_state
 from compressor.errors import UserError
-from compressor.models.hub import build, resolve
+from compressor.models.build import build
+from compressor.models.reference import resolve
 from compressor.storage import delta_file
 from tests.compressor.conftest import logits, tiny, tuned
 from tests.tiny import write_tokenizer

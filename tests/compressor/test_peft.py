@@ -26,7 +26,7 @@ from compressor.deltas.links import chain, chains, merged_copy
 from compressor.errors import UserError
 from compressor.methods import apply
 from compressor.models.anatomy import matrices_of
-from compressor.models.hub import GENERATES, SEQUENCES, TEXT2TEXT, TOKENS, build
+from compressor.models.build import GENERATES, SEQUENCES, TEXT2TEXT, TOKENS, build
 from compressor.pruning.surgery import Removal, remove
 from compressor.storage.peft.attach import attach_adapter
 from compressor.storage.peft.read import CONFIG, WEIGHTS, read_adapter

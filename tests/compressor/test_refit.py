@@ -12,8 +12,9 @@ from compressor.deltas.links import Change, merge_all, merged_copy
 from compressor.errors import UserError
 from compressor.methods import Options, apply, set_trainable
 from compressor.models.anatomy import layers_of, matrices_of
-from compressor.models.hub import build, resolve
+from compressor.models.build import build
 from compressor.models.modules import MODULES
+from compressor.models.reference import resolve
 from compressor.pruning import block_passes
 from compressor.pruning.block_passes import outgoing_of, streams_of
 from compressor.pruning.refit import Moments, announce, groups_of, refit, unfitted

@@ -14,7 +14,8 @@ from compressor.checkpoint import save_checkpoint, save_state
 from compressor.compression import compression_of
 from compressor.errors import UserError
 from compressor.models.anatomy import layers_of, matrices_of
-from compressor.models.hub import build, resolve
+from compressor.models.build import build
+from compressor.models.reference import resolve
 from compressor.pruning.scores import loss_scores
 from compressor.pruning.weights import loss_importance
 from compressor.selection.gradients import gradient_scores

@@ -18,7 +18,7 @@ from compressor.models.anatomy import layers_of
 from compressor.models.architectures import ARCHITECTURES, add_row, row_of
 from compressor.models.discovery.discover import prove, proven_row
 from compressor.models.files.damage import Damage
-from compressor.models.hub import resolve
+from compressor.models.reference import resolve
 from compressor.models.row_file import KEY, ROW, read_row, row_entry, use_stored_row
 from compressor.pruning.surgery import Removal, remove
 from pipelines.engine.runner import run_pipeline

@@ -6,7 +6,7 @@ import transformers
 from peft import TaskType
 from torch import nn
 
-from compressor.models.hub import AUTO_CLASSES, SEQUENCES, auto_class_of
+from compressor.models.build import AUTO_CLASSES, SEQUENCES, auto_class_of
 from compressor.models.normalized import normalized
 from compressor.models.tasks_table import HEAD_TASKS, auto_model_of, task_of_class
 from tests.compressor.conftest import TRIED, tiny

@@ -23,7 +23,8 @@ from compressor.deltas.sources import Masked
 from compressor.errors import UserError, UserErrors
 from compressor.methods import Options, apply
 from compressor.models.anatomy import layers_of
-from compressor.models.hub import GENERATES, TEXT2TEXT, build, config_of, head_names, resolve, weightless_model
+from compressor.models.build import GENERATES, TEXT2TEXT, build, config_of, head_names, weightless_model
+from compressor.models.reference import resolve
 from compressor.models.special_tokens import start_id
 from compressor.pruning.block_passes import BlockPasses
 from compressor.pruning.scores import reconstruction_scores

@@ -20,7 +20,8 @@ from compressor.deltas.links import merged_copy
 from compressor.errors import UserError
 from compressor.methods import Options, apply
 from compressor.models.architectures import ARCHITECTURES
-from compressor.models.hub import TOKENS, build, resolve, weightless_model
+from compressor.models.build import TOKENS, build, weightless_model
+from compressor.models.reference import resolve
 from compressor.pruning.scores import loss_scores
 from compressor.pruning.surgery import Removal, remove
 from compressor.storage import delta_file

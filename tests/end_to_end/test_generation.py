@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from compressor import load
 from compressor.errors import CheckError, UserError
-from compressor.models.hub import GENERATES, auto_class_of
+from compressor.models.build import GENERATES, auto_class_of
 from compressor.models.special_tokens import tokenizer_of
 from export.generation.greedy import open_generator
 from export.latency.table import exported

@@ -13,10 +13,11 @@ from compressor import load
 from compressor.errors import UserErrors
 from compressor.models.anatomy import matrices_of
 from compressor.models.modules import EVERYTHING
+from compressor.models.reference import Reference
 from compressor.tasks.reading import read_task
 from pipelines.engine.preflight import check_inputs, make_plan
 from pipelines.engine.runner import run_pipeline
-from pipelines.engine.stage import BaseModelReference, Inputs
+from pipelines.engine.stage import Inputs
 from pipelines.file.config import load_pipeline
 from pipelines.runs.verify import verify
 from pipelines.stages.select.run import untuned_model
@@ -113,7 +114,7 @@ def test_what_cannot_be_is_told_before_training(stages, code, tmp_path):
 def test_positions_are_chosen_in_the_model_that_is_tuned(tmp_path):
     """By the weights alone, too: a T5 that classifies has other paths, and nothing there would be trained."""
     task = load_pipeline(write_pipeline(tmp_path, kind="text2text", model_type="t5", stages=[TUNE], rows=8)).task
-    found = Inputs(BaseModelReference("./model", tmp_path / "model", ""), task, 0)
+    found = Inputs(Reference("./model", tmp_path / "model", ""), task, 0)
     models = untuned_model(found), starting_model(found, read_task(task))
     seen, tuned = ([matrix.path for matrix in matrices_of(model, EVERYTHING)] for model in models)
     assert seen == tuned

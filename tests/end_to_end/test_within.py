@@ -9,8 +9,9 @@ from compressor.checkpoint import load_state
 from compressor.deltas.kinds.adapter import Adapter
 from compressor.deltas.kinds.low_rank import LowRank
 from compressor.deltas.links import chain, chains
+from compressor.models.reference import Reference
 from pipelines.engine.runner import run_pipeline
-from pipelines.engine.stage import BaseModelReference, Inputs
+from pipelines.engine.stage import Inputs
 from pipelines.file.config import load_pipeline
 from pipelines.stages.loading import load_data
 from pipelines.stages.select.run import start
@@ -27,7 +28,7 @@ def ran(folder, *stages):
 def starts(pipeline, artifacts, select: str, before: str | None):
     """The tensors of `select` as it saw them, by path: made again from what it was given."""
     entry = next(entry for entry in pipeline.stages if entry.id == select)
-    base = BaseModelReference("./model", pipeline.source_folder / "model", "")
+    base = Reference("./model", pipeline.source_folder / "model", "")
     found = Inputs(base, pipeline.task, pipeline.seed, (artifacts[before],) if before else ())
     return {matrix.path: matrix.original for matrix in start(entry.config, found, load_data(found))[1]}
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from compressor.errors import UserError
-from compressor.models.hub import build, resolve
-from compressor.selection.choice import select
+from compressor.models.build import build
+from compressor.models.reference import resolve
+from compressor.selection.choice import weight_score
 from export.generation.greedy import open_generator
 from export.latency.measure import LatencyVariant, measure
 from export.many.stacked_tasks import stack_files

@@ -19,7 +19,8 @@ from compressor import load
 from compressor.checkpoint import save_checkpoint, save_state
 from compressor.errors import CheckError, UserError
 from compressor.models.anatomy import layers_of
-from compressor.models.hub import build, reference_to, resolve
+from compressor.models.build import build
+from compressor.models.reference import reference_to, resolve
 from compressor.models.special_tokens import tokenizer_of
 from compressor.new_folder import SCRATCH
 from compressor.processor import weight_bits

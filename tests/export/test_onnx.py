@@ -14,7 +14,7 @@ from onnx import numpy_helper
 import compressor
 from compressor.errors import UserError
 from compressor.models.anatomy import layers_of
-from compressor.models.hub import Reference
+from compressor.models.reference import Reference
 from compressor.pruning.surgery import Removal, remove
 from compressor.tasks.data import Data, TokenRows
 from compressor.tasks.features import torch_forward

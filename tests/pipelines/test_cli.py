@@ -227,7 +227,7 @@ def test_nothing_is_downloaded_to_say_that_a_folder_is_taken(tmp_path, monkeypat
     from pipelines.cli.work.export_work import export
 
     (tmp_path / "mine").touch()
-    monkeypatch.setattr("compressor.models.hub._hub_folder", lambda reference: pytest.fail("downloaded"))
+    monkeypatch.setattr("compressor.models.reference._hub_folder", lambda reference: pytest.fail("downloaded"))
     with pytest.raises(UserError, match=r"E620 .*is there already"):
         export("owner/name", tmp_path, "fp32", False, False, (), (), False, False)
 

@@ -14,11 +14,11 @@ from compressor.checkpoint import STATE_FILE
 from compressor.cost import LayerShape, ModelShape
 from compressor.errors import UserError
 from compressor.methods import Options
+from compressor.models.reference import Reference
 from compressor.tasks import TaskConfig
 from compressor.tasks.data import read_data
-from compressor.tasks.task_kind import kind_of
 from pipelines.engine.runner import run_pipeline
-from pipelines.engine.stage import Artifact, BaseModelReference, Inputs
+from pipelines.engine.stage import Artifact, Inputs
 from pipelines.file.config import load_pipeline
 from pipelines.reporting.gather import kept_notes
 from pipelines.stages.recover import control, run
@@ -215,7 +215,7 @@ def test_it_is_another_where_texts_are_compared_with_others(tmp_path, kind, metr
     task = load_pipeline(path, [f"task.metric={metric}"]).task
     task.validation.write_text(task.validation.read_text().replace("film", "tale"))
     start = Artifact(tmp_path, "a", "model", "tune", "tune", {}, {})
-    inputs = Inputs(BaseModelReference("model", tmp_path / "model", "a"), task, 0, dense=start, threads=1)
+    inputs = Inputs(Reference("model", tmp_path / "model", "a"), task, 0, dense=start, threads=1)
     rows, fingerprints = [], []
     for _ in range(2):
         data = read_data(tmp_path / "model", task)
@@ -226,26 +226,12 @@ def test_it_is_another_where_texts_are_compared_with_others(tmp_path, kind, metr
     assert rows[0] == rows[1] and (fingerprints[0] != fingerprints[1]) is is_another
 
 
-@pytest.mark.parametrize(("metric", "again"), [("macro_f1", True), ("micro_f1", False)])
-def test_one_whose_interval_was_drawn_otherwise_before_is_made_again(tmp_path, monkeypatch, metric, again):
-    """With its recovery, which would find it in the store."""
-    rows = SimpleNamespace(tokens=[[5, 6]], labels=np.array([[True]]))
-    data = SimpleNamespace(train=rows, validation=rows)
-    task = TaskConfig(train="train.tsv", validation="dev.tsv", kind="multilabel", metric=metric)
-    dense = Artifact(tmp_path, "tune", "model", "tune", "tune", {}, {})
-    inputs = Inputs(BaseModelReference("model", tmp_path, "a"), task, 0, dense=dense, threads=1)
-    training = ControlTraining(RecoverConfig(**FAST), Lessons(data), data, "lora", None, [], {})
-    found = training.fingerprint(inputs)
-    monkeypatch.setattr(control, "kind_for", lambda task: kind_of("multilabel").with_metric("micro_f1"))
-    assert (training.fingerprint(inputs) != found) is again
-
-
 def test_each_thing_that_decides_it_makes_it_another(tmp_path, monkeypatch):
     rows = SimpleNamespace(tokens=[[5, 6]], labels=np.array([1]))
     data = SimpleNamespace(train=rows, validation=rows)
     dense, later = (Artifact(tmp_path, name, "model", name, name, {}, {}) for name in ("tune", "recover"))
     task = TaskConfig(train="train.tsv", validation="dev.tsv")
-    inputs = Inputs(BaseModelReference("model", tmp_path, "a"), task, 0, dense=dense, threads=1)
+    inputs = Inputs(Reference("model", tmp_path, "a"), task, 0, dense=dense, threads=1)
     first = ControlTraining(RecoverConfig(**FAST), Lessons(data), data, "lora", {"query": torch.tensor([1])}, [later], {})
     changed = [
         replace(first, config=RecoverConfig(**FAST, weight_decay=0.2)),

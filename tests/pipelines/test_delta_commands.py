@@ -12,7 +12,8 @@ import compressor
 from compressor import methods
 from compressor.checkpoint import save_state
 from compressor.deltas.links import merge_all
-from compressor.models.hub import GENERATES, TEXT2TEXT, TOKENS, build, resolve
+from compressor.models.build import GENERATES, TEXT2TEXT, TOKENS, build
+from compressor.models.reference import resolve
 from compressor.pruning.surgery import Removal, remove
 from compressor.storage import delta_file
 from compressor.storage.live import remember

@@ -22,7 +22,7 @@ from pipelines.sweeps.sweep import sweep
 from pipelines.sweeps.sweep_preview import preview
 from pipelines.sweeps.sweep_trials import SweepPlan
 from pipelines.sweeps.trial_run import TrialJob
-from serving.running import log_folder
+from serving.server_registry import log_folder
 from tests.pipelines import toys
 from tests.pipelines.toys import tree
 from tests.tiny import write_pipeline

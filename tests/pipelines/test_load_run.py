@@ -9,9 +9,9 @@ import yaml
 
 import compressor
 from compressor.errors import UserError
-from compressor.models.hub import resolve
+from compressor.load_run import last_state
+from compressor.models.reference import resolve
 from compressor.models.special_tokens import tokenizer_of
-from compressor.runs import last_state
 from compressor.storage.delta_file import read
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline

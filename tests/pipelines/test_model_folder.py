@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from compressor.errors import CompressError
+from compressor.models.build import weightless_model
 from compressor.models.files.damage import Damage, door
 from compressor.models.files.weight_files import check_weights
-from compressor.models.hub import resolve, weightless_model
+from compressor.models.reference import resolve
 from compressor.models.special_tokens import tokenizer_of
 from export.standalone.source_model import find_model
 from tests.damage import (

@@ -17,7 +17,7 @@ from compressor.methods import Options, apply
 from compressor.methods import method as method_row
 from compressor.models.anatomy import layers_of, matrices_of
 from compressor.models.architectures import ARCHITECTURES
-from compressor.models.hub import weightless_model
+from compressor.models.build import weightless_model
 from compressor.models.modules import MODULES
 from compressor.pruning.scores import random_scores
 from compressor.pruning.surgery import kept_of, remove, restore_kept

@@ -6,11 +6,13 @@ from types import SimpleNamespace
 import pytest
 
 from compressor.errors import CheckError, UserError, UserErrors
+from compressor.models.reference import Reference
 from compressor.tasks.task_kind import kind_of
+from export.runtimes.runtime_registry import RUNTIMES
 from pipelines.engine import environment
 from pipelines.engine.preflight import check_environment
 from pipelines.engine.runner import run_pipeline
-from pipelines.engine.stage import Artifact, BaseModelReference, Entry, Inputs
+from pipelines.engine.stage import Artifact, Entry, Inputs
 from pipelines.file.config import load_pipeline
 from pipelines.stages.benchmark import config as benchmark
 from pipelines.stages.benchmark.measured_files import candidates
@@ -97,11 +99,12 @@ def test_the_first_runtime_is_the_first_that_export_names(tmp_path):
     metadata = {"files": {"compressed": files}, "runtimes": ["openvino", "onnxruntime"]}
     exported = Artifact(tmp_path, "export-0", "onnx", "export", "export", {}, metadata)
     task = SimpleNamespace(kind="classification", max_length=9, text_columns=("text",))
-    inputs = Inputs(BaseModelReference("", write_model(tmp_path / "model"), ""), task, 0, (exported,))
+    inputs = Inputs(Reference("", write_model(tmp_path / "model"), ""), task, 0, (exported,))
     data = SimpleNamespace(label_names=["a", "b"], pad_id=0, kind=kind_of("classification"))
-    assert contents(deploy.DeployConfig(), inputs, data)[:3] == ("openvino", "int8", tmp_path / "b.xml")
-    only = deploy.DeployConfig(runtime="onnxruntime")
-    assert contents(only, inputs, data)[:3] == ("onnxruntime", "fp32", tmp_path / "a.onnx")
+    first, _ = deployed_as(deploy.DeployConfig(), inputs, data, tmp_path)
+    assert (first.runtime, first.precision, first.path) == (RUNTIMES["openvino"], "int8", tmp_path / "b.xml")
+    only, _ = deployed_as(deploy.DeployConfig(runtime="onnxruntime"), inputs, data, tmp_path)
+    assert (only.runtime, only.precision, only.path) == (RUNTIMES["onnxruntime"], "fp32", tmp_path / "a.onnx")
     sizes = {runtime: {name: {**file, "bytes": 1} for name, file in own.items()} for runtime, own in files.items()}
     exported = replace(exported, metadata={**metadata, "files": {"dense": sizes, "compressed": sizes}})
     timed = candidates(replace(inputs, artifacts=(exported,)), tmp_path)

@@ -94,7 +94,7 @@ def unmeasured(monkeypatch):
 
 
 def flops_of(artifact, pipeline):
-    from compressor.models.hub import resolve
+    from compressor.models.reference import resolve
 
     base = resolve(pipeline.model, relative_to=pipeline.source_folder)
     return shape_of(load_model(artifact, base)).flops(16)

@@ -5,7 +5,7 @@ import json
 import pytest
 from transformers import AutoModelForSequenceClassification
 
-from compressor.models.hub import HEAD_ORIGINS
+from compressor.models.build import HEAD_ORIGINS
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
 from tests.tiny import write_pipeline

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from compressor.cost import LayerShape, ModelShape
+from compressor.models.reference import Reference
 from compressor.tasks import TaskConfig
-from pipelines.engine.stage import Artifact, BaseModelReference, Inputs
+from pipelines.engine.stage import Artifact, Inputs
 from pipelines.stages.benchmark.costs import cost_of
 from pipelines.stages.report import config as stage
 
@@ -199,7 +200,7 @@ def write_report(
     )
     files = {"train": place / "train.tsv", "validation": place / "dev.tsv"}
     task = TaskConfig(kind=kind, **files, text="sentence", label="label")
-    base = BaseModelReference(reference, place / "base", "0" * 64)
+    base = Reference(reference, place / "base", "0" * 64)
     dense = next(artifact for artifact in artifacts if artifact.entry == "tune")
     told = {"name": name, "command": COMMAND, "product": PRODUCT}
     stage.STAGE.perform(stage.ReportConfig(), Inputs(base, task, 0, artifacts, dense, told), Folder(place / "out"))

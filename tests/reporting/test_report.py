@@ -17,10 +17,12 @@ import torch
 from compressor.checkpoint import save_checkpoint
 from compressor.cost import Inserted
 from compressor.models.anatomy import matrices_of
+from compressor.models.reference import Reference
 from compressor.pruning.weights import hide_lowest, importance
 from compressor.tasks import TaskConfig
 from export.parity.compare import compare
-from pipelines.engine.stage import Artifact, BaseModelReference, Inputs, Stage, StageConfig
+from pipelines.engine.stage import Artifact, Inputs, Stage, StageConfig
+from pipelines.reporting.facts import aimed
 from pipelines.reporting.figures import figures, losses, share_by_bin, tradeoff
 from pipelines.reporting.format import (
     Speed,
@@ -1073,7 +1075,7 @@ def test_masks_of_w_alone_that_a_merge_keeps_are_pruning(tmp_path, monkeypatch):
         for entry, (kind, facts) in made.items()
     )
     task = TaskConfig(train=tmp_path / "train.tsv", validation=tmp_path / "dev.tsv", text="sentence", label="label")
-    inputs = Inputs(BaseModelReference("./base", tmp_path, "0" * 64), task, 0, tuple(artifacts), base)
+    inputs = Inputs(Reference("./base", tmp_path, "0" * 64), task, 0, tuple(artifacts), base)
     facts = facts_of_models(tiny("bert", torch.float32), inputs)
     roles = {name: {"layers": [], "density": of.density, "nonzeros": of.nonzeros} for name, of in facts.items()}
     assert is_pruned(roles) and not masks_of_base(roles["compressed"])
@@ -1129,7 +1131,7 @@ def test_without_a_benchmark_the_comparisons_of_files_are_told_all_the_same(tmp_
         Artifact(tmp_path / "merge", f"{entry}-0", kind, entry, entry, {}, facts) for entry, (kind, facts) in made.items()
     )
     task = TaskConfig(train=tmp_path / "train.tsv", validation=tmp_path / "dev.tsv", text="sentence", label="label")
-    base = BaseModelReference("./base", tmp_path / "base", "0" * 64)
+    base = Reference("./base", tmp_path / "base", "0" * 64)
     (tmp_path / "out").mkdir()
     inputs = Inputs(base, task, 0, artifacts, artifacts[0], {"name": "tiny", "command": "", "product": ""}, threads=1)
     report_stage.STAGE.perform(report_stage.ReportConfig(), inputs, Folder(tmp_path / "out"))

@@ -15,7 +15,8 @@ from triton_parts import KNOBS, QuickServer
 
 from compressor.compression import compression_of
 from compressor.errors import UserError
-from compressor.models.hub import build, resolve
+from compressor.models.build import build
+from compressor.models.reference import resolve
 from compressor.storage import delta_file
 from export.many.stacked_folder import stack_folder
 from export.runtimes.runtime_registry import RUNTIMES

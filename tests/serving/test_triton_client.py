@@ -22,7 +22,7 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceServicer, add
 from tritonclient.http import InferenceServerClient
 
 from compressor.errors import UserError
-from serving import running
+from serving import server_registry
 from serving.client import Client
 from serving.clients.by_tokens import TextEncoder, TokenPredictor, kind_served
 from serving.clients.channel import channel_options
@@ -359,29 +359,36 @@ def test_the_labels_must_be_those_of_the_served_version(server, version_folder, 
 def test_the_record_of_a_killed_server_is_not_believed(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with subprocess.Popen(["sleep", "60"]) as process:
-        running.announce(8000, tmp_path, process.pid)
-        assert running.server_pid("127.0.0.1", 8000) == process.pid
+        server_registry.announce(8000, tmp_path, process.pid)
+        assert server_registry.server_pid("127.0.0.1", 8000) == process.pid
         process.kill()
-    assert running.registry_file(8000).is_file() and running.served_repository("127.0.0.1", 8000) is None
+    assert server_registry.registry_file(8000).is_file() and server_registry.served_repository("127.0.0.1", 8000) is None
 
 
 def test_nor_where_another_process_has_its_pid(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    running.announce(8000, tmp_path, os.getpid())
-    record = json.loads(running.registry_file(8000).read_text())
-    running.registry_file(8000).write_text(json.dumps(record | {"started": record["started"] - 1}))
-    assert running.served_repository("127.0.0.1", 8000) is None and running.server_pid("127.0.0.1", 8000) is None
+    server_registry.announce(8000, tmp_path, os.getpid())
+    record = json.loads(server_registry.registry_file(8000).read_text())
+    server_registry.registry_file(8000).write_text(json.dumps(record | {"started": record["started"] - 1}))
+    assert (
+        server_registry.served_repository("127.0.0.1", 8000) is None and server_registry.server_pid("127.0.0.1", 8000) is None
+    )
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"repository": 1, "pid": 1}', '{"repository": "/", "pid": null}', "\udcff"])
 def test_a_record_that_cannot_be_read_is_no_record(tmp_path, monkeypatch, text):
     """A full disk leaves an empty one."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    running.announce(8000, tmp_path, os.getpid())
-    assert running.served_repository("localhost", 8000) == tmp_path and running.server_pid("localhost", 8000) == os.getpid()
-    assert [path.name for path in running.registry_file(8000).parent.iterdir()] == ["127.0.0.1-8000.json"]
-    running.registry_file(8000).write_bytes(text.encode("utf-8", "surrogateescape"))
-    assert running.served_repository("localhost", 8000) is None and running.server_pid("localhost", 8000) is None
+    server_registry.announce(8000, tmp_path, os.getpid())
+    assert (
+        server_registry.served_repository("localhost", 8000) == tmp_path
+        and server_registry.server_pid("localhost", 8000) == os.getpid()
+    )
+    assert [path.name for path in server_registry.registry_file(8000).parent.iterdir()] == ["127.0.0.1-8000.json"]
+    server_registry.registry_file(8000).write_bytes(text.encode("utf-8", "surrogateescape"))
+    assert (
+        server_registry.served_repository("localhost", 8000) is None and server_registry.server_pid("localhost", 8000) is None
+    )
 
 
 def test_a_kind_of_task_that_this_client_does_not_know():

@@ -17,7 +17,7 @@ import pytest
 from triton_parts import QuickServer, processes_of
 
 from compressor.errors import UserError
-from serving import running, server
+from serving import server, server_registry
 from serving.layout.knobs import Knobs
 from serving.repository import read_config, write_repository
 from serving.repository_safety import refuse_unsafe
@@ -79,18 +79,18 @@ def test_stop_leaves_no_process_no_file_and_no_note(repository, tmp_path, tempor
     with embedded:
         group, port, grpc_port = embedded.triton.process.pid, embedded.ports["http"], embedded.ports["grpc"]
         assert {"tritonserver", "triton_python_b"} <= set(processes_of(group))
-        assert {running.served_repository("localhost", number) for number in (port, grpc_port)} == {repository}
+        assert {server_registry.served_repository("localhost", number) for number in (port, grpc_port)} == {repository}
         regions = f"{embedded.stage.name}-*"
         assert list(Path("/dev/shm").glob(regions))
         with pytest.raises(BlockingIOError):  # systemd-tmpfiles takes it before it deletes what is old in a folder
             lock(embedded.stage)
     assert gone(group)
     assert not list(temporary.iterdir()) and not list(Path("/dev/shm").glob(regions))
-    assert not running.registry_file(port).exists() and not running.registry_file(grpc_port).exists()
-    running.announce(port, repository, os.getpid())
+    assert not server_registry.registry_file(port).exists() and not server_registry.registry_file(grpc_port).exists()
+    server_registry.announce(port, repository, os.getpid())
     embedded.stop()
-    assert running.registry_file(port).exists(), "by now it is the record of another server on that port"
-    running.withdraw(port)
+    assert server_registry.registry_file(port).exists(), "by now it is the record of another server on that port"
+    server_registry.withdraw(port)
 
 
 @pytest.mark.usefixtures("triton")
@@ -370,8 +370,8 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(UserError, match=r"E710 .*Set XDG_CACHE_HOME"):
-        running.announce(8000, tmp_path, pid=1)
-    running.withdraw(8000)  # a server that could not be announced is stopped all the same
+        server_registry.announce(8000, tmp_path, pid=1)
+    server_registry.withdraw(8000)  # a server that could not be announced is stopped all the same
 
 
 @pytest.mark.usefixtures("triton")

@@ -23,9 +23,9 @@ from compressor.child_program import importing_environment, program
 from compressor.errors import CompressError, UserError
 from compressor.models.anatomy import layers_of
 from compressor.models.architectures import Architecture, Blocks, in_place_of_others
+from compressor.models.build import config_of
 from compressor.models.discovery.small_model import is_grouped, small_config, small_inputs, small_model, states_of
 from compressor.models.discovery.traced_row import BY_HAND, propose
-from compressor.models.hub import config_of
 from compressor.models.modules import STRUCTURES
 from compressor.models.row_file import ROW
 from compressor.pruning.surgery import Removal, remove, silence

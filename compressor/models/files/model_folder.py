@@ -1,7 +1,7 @@
 """Validation of model folders: their contents are checked once, before anything is built or written.
 
 Needs no torch: config.json, the tokenizer's files, and every safetensors file with all its numbers. What only transformers can
-check (a model of this config, the shapes of its tensors) is in `compressor.models.hub.weightless_model`. Faults raise a
+check (a model of this config, the shapes of its tensors) is in `compressor.models.build.weightless_model`. Faults raise a
 UserError: E304 for a pretrained folder, E305 for a checkpoint or a state.
 """
 

@@ -15,8 +15,8 @@ from compressor.deltas.kinds.sparse import Sparse
 from compressor.deltas.links import WHOLE, Place, attach, original, tied_owners
 from compressor.deltas.sources import PlainTensors
 from compressor.errors import UserError
+from compressor.models.build import head_names
 from compressor.models.files.weight_files import weight_names
-from compressor.models.hub import head_names
 from compressor.storage.live import check_head, set_head
 from compressor.storage.peft.read import AdapterFolder, unsupported
 

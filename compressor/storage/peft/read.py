@@ -22,8 +22,8 @@ from torch import Tensor
 from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES, MODEL_MAPPING_NAMES
 
 from compressor.errors import UserError
+from compressor.models.build import SEQUENCES
 from compressor.models.files.weight_files import not_finite
-from compressor.models.hub import SEQUENCES
 from compressor.models.tasks_table import HEAD_TASKS, task_of_class
 
 CONFIG, WEIGHTS, PREFIX = "adapter_config.json", "adapter_model.safetensors", "base_model.model."

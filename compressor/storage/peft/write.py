@@ -19,7 +19,7 @@ from compressor.deltas.kinds.low_rank import LowRank
 from compressor.deltas.kinds.sparse import Sparse
 from compressor.deltas.links import chain, chains, original
 from compressor.errors import UserError
-from compressor.models.hub import GENERATIVE, auto_class_of, head_names
+from compressor.models.build import GENERATIVE, auto_class_of, head_names
 from compressor.pruning.surgery import kept_of
 from compressor.storage.peft.read import CONFIG, PREFIX, TASK_TYPES, WEIGHTS
 from compressor.tensor_file import write_tensors

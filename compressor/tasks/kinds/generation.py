@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from compressor.errors import UserError
-from compressor.models.hub import GENERATES
+from compressor.models.build import GENERATES
 from compressor.tasks import TaskConfig
 from compressor.tasks.decoding.text_metrics import TEXT_METRICS
 from compressor.tasks.features import in_parts

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from compressor.errors import UserError
-from compressor.models.hub import head_names
+from compressor.models.build import head_names
 from compressor.tasks.metrics import concordance, pearson, pearson_and_spearman, spearman
 from compressor.tasks.task_kind import Agreement, Column, Metric, TaskKind, one_label
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from compressor.errors import UserError
-from compressor.models.hub import TOKENS
+from compressor.models.build import TOKENS
 from compressor.tasks import TaskConfig
 from compressor.tasks.features import in_parts, shared_rows
 from compressor.tasks.kinds.best_spans import answer_characters, best_span, candidate_tokens

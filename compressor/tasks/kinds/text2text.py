@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from compressor.errors import UserError
-from compressor.models.hub import TEXT2TEXT
+from compressor.models.build import TEXT2TEXT
 from compressor.tasks import TaskConfig
 from compressor.tasks.features import targets_of, tokenize
 from compressor.tasks.kinds import generation

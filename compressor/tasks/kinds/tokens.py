@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from compressor.errors import UserError
-from compressor.models.hub import TOKENS
+from compressor.models.build import TOKENS
 from compressor.tasks import TaskConfig, ending
 from compressor.tasks.features import in_parts, shared_rows
 from compressor.tasks.first_tokens import first_tokens

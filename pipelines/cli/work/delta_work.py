@@ -20,11 +20,12 @@ import compressor
 from compressor.checkpoint import STATE_FILE, read_description, save_checkpoint
 from compressor.deltas.links import merge_all
 from compressor.errors import UserError
-from compressor.models.hub import GENERATIVE, build, config_of, find_folder, head_origin, is_hub_id, resolve
+from compressor.load_run import last_state
+from compressor.models.build import GENERATIVE, build, config_of, head_origin
+from compressor.models.reference import find_folder, is_hub_id, resolve
 from compressor.new_folder import SCRATCH, becoming
 from compressor.pruning.weights import require_zeros_kept
 from compressor.run_store import is_run
-from compressor.runs import last_state
 from compressor.storage.delta_comparison import compare_deltas
 from compressor.storage.delta_file import DAMAGED, DeltaFile, changes_of, damaged, header_size, read, stored, write
 from compressor.storage.layout import accounts

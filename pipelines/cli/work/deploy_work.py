@@ -11,8 +11,8 @@ from pathlib import Path
 import click
 
 from compressor.errors import UserError
-from pipelines.cli.given import require_unused
 from pipelines.cli.shown import note, say
+from pipelines.cli.unused_options import require_unused
 from pipelines.runs.served import repository_in_use
 from serving.deployment.manifests import (
     check_compose,

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from compressor.errors import UserError
-from compressor.models.hub import local_folder
+from compressor.models.reference import local_folder
 from export.runtimes.runtime_registry import GENERATING
 from export.runtimes.tensorrt import RUNTIME, profile_of
 from pipelines.cli.shown import near, say

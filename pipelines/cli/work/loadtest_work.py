@@ -12,8 +12,8 @@ from typing import Any
 import click
 
 from compressor.errors import UserError
-from pipelines.cli.given import require_unused
 from pipelines.cli.shown import near, note, say
+from pipelines.cli.unused_options import require_unused
 from pipelines.cli.work.tune_work import tune_model
 from pipelines.engine.disk import require_writable
 from pipelines.engine.store import write_atomic

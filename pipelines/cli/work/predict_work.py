@@ -14,8 +14,8 @@ from typing import Any
 import click
 
 from compressor.errors import UserError
-from pipelines.cli.given import require_unused
 from pipelines.cli.shown import say
+from pipelines.cli.unused_options import require_unused
 from serving.client import Client
 from serving.clients.text_bytes import Text
 from serving.predict import predictor

@@ -13,8 +13,8 @@ from compressor.storage.delta_file import read
 from compressor.storage.live import base_of
 from export.many.stacked_folder import stack_folder
 from export.runtimes.runtime_registry import RUNTIMES
-from pipelines.cli.given import require_unused
 from pipelines.cli.shown import near, say
+from pipelines.cli.unused_options import require_unused
 from pipelines.engine.disk import require_writable
 from pipelines.terminal.capture import captured
 from pipelines.terminal.console_table import figure, table

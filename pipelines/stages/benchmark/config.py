@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from compressor.models.hub import TEXT2TEXT
-from compressor.models.modules import REST
+from compressor.models.build import TEXT2TEXT
 from compressor.tasks.task_kind import kind_of
 from export.runtimes.runtime_registry import DEFAULT, RUNNABLE, RUNTIMES
 from pipelines.engine.stage import Entry, Problem, Stage, StageConfig, each_once, entries_after, one_task_only

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from compressor.models.hub import TEXT2TEXT, end_id
+from compressor.models.build import TEXT2TEXT, end_id
 from compressor.models.special_tokens import start_id
 from compressor.tasks import GENERATED
 from compressor.tasks.data import Data

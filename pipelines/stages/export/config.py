@@ -140,7 +140,7 @@ def plan(config: ExportConfig, plan: Plan) -> Plan:
     """Raises UserError E644 where `merge: false` is impossible, E646 for what a generative model does not support, E622 and
     E623 for a model that is not exported at all."""
     from compressor.deltas.factored import require_factorable
-    from compressor.models.hub import GENERATIVE, auto_class_of
+    from compressor.models.build import GENERATIVE, auto_class_of
     from export.graph.exportable import require_growing_cache, require_traceable
 
     require_traceable(plan.model.config)

@@ -14,13 +14,14 @@ from torch import nn
 from compressor.deltas.factored import factor_all
 from compressor.deltas.links import chains
 from compressor.errors import CheckError, CompressError, UserError
+from compressor.models.reference import Reference
 from compressor.tasks.data import Data
 from compressor.tasks.features import pad
 from export.graph.trace import matrices, stamp, trace, tracing
 from export.parity.compare import ParityResult, why_refused
 from export.runtimes.runtime import Runtime
 from export.runtimes.runtime_registry import RUNTIMES, hop_of
-from pipelines.engine.stage import BaseModelReference, Inputs, Workspace
+from pipelines.engine.stage import Inputs, Workspace
 from pipelines.stages.export.config import ExportConfig
 from pipelines.stages.export.proving import ComparedFile, Prover, repaired
 
@@ -225,7 +226,7 @@ def exceptions(compared: ComparedFile, precision: str) -> dict[str, Any]:
     return {name: fact for name, fact in facts.items() if fact}
 
 
-def traced(model: nn.Module, data: Data, base: BaseModelReference | None = None) -> onnx.ModelProto:
+def traced(model: nn.Module, data: Data, base: Reference | None = None) -> onnx.ModelProto:
     """The unfused graph of a model, with its base recorded. Deltas that are still attached become separate products, also in
     the model. Raises UserError E622."""
     factored = factor_all(model) if any(chains(model)) else model

@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from compressor.errors import CheckError, UserError
+from compressor.models.reference import Reference
 from compressor.models.special_tokens import start_id, tokenizer_of
 from compressor.tasks.data import Data
 from export.generation.generator_files import prove_generator
@@ -19,7 +20,7 @@ from export.parity.compare import require
 from export.runtimes.runtime_registry import GENERATING, hop_of
 from export.standalone.folder import SUMMARY, write_generating
 from export.standalone.source_model import LoadedModel, random_rows
-from pipelines.engine.stage import BaseModelReference, Inputs, Workspace
+from pipelines.engine.stage import Inputs, Workspace
 from pipelines.stages.export.config import ExportConfig
 from pipelines.stages.export.exported import Exported, left_out, nothing_left, require_memory, say_result
 from pipelines.stages.export.proving import Prover
@@ -102,7 +103,7 @@ def not_generated(hop: str, proof: dict[str, Any]) -> CheckError:
     return CheckError("E610", what, "Leave int8 out of export.precision")
 
 
-def with_prompts(model: nn.Module, base: BaseModelReference, data: Data) -> LoadedModel:
+def with_prompts(model: nn.Module, base: Reference, data: Data) -> LoadedModel:
     """A merged model with the random prompts for its generated tokens. Behind an encoder it begins as in training, whatever the
     base's generation_config.json says."""
     if model.config.is_encoder_decoder:

@@ -14,7 +14,7 @@ import onnx
 from torch import nn
 
 from compressor.errors import CheckError, UserError
-from compressor.models.hub import end_id
+from compressor.models.build import end_id
 from compressor.tasks.data import Data
 from export.auto.choose import MOST_EXCLUDED, Candidate, choose_candidate, with_verdict
 from export.graph.trace import matrices

@@ -60,7 +60,7 @@ def warnings_of(target: Target, later: Sequence[Entry]) -> Iterable[str]:
 def check_timed(target: Target, plan: Plan) -> None:
     """Raises UserError E646 where the timed file would be another than the one `export` writes, E242 where it writes two for a
     model; E901 and E904 where this machine cannot time it."""
-    from compressor.models.hub import GENERATES, TEXT2TEXT, auto_class_of
+    from compressor.models.build import GENERATES, TEXT2TEXT, auto_class_of
 
     timed_packages(target)
     if auto_class_of(plan.model) == TEXT2TEXT:

@@ -28,7 +28,7 @@ from compressor.deltas.burn_in import renewal_fault
 from compressor.digests import sha256_of
 from compressor.errors import UserError
 from compressor.methods import Options, method
-from compressor.pruning.positions import before_pruning
+from compressor.pruning.dense_indices import before_pruning
 from compressor.tasks import TaskConfig
 from compressor.tasks.data import Data, MetricInputs
 from compressor.tasks.task_kind import TaskKind, kind_for

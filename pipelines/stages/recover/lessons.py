@@ -15,7 +15,7 @@ from torch import nn
 
 from compressor.deltas.links import merge_all
 from compressor.errors import UserError
-from compressor.models.hub import build, config_of
+from compressor.models.build import build, config_of
 from compressor.models.special_tokens import padding_id, tokenizer_of
 from compressor.tasks.augmentation import variants
 from compressor.tasks.data import Data, TokenRows, tokenized

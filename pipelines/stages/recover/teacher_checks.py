@@ -11,7 +11,8 @@ import numpy as np
 from compressor.cost import human_bytes, shape_of
 from compressor.errors import UserError
 from compressor.models.architectures import row_of
-from compressor.models.hub import config_of, end_id, head_origin, weightless_model
+from compressor.models.build import config_of, end_id, head_origin, weightless_model
+from compressor.models.reference import Reference
 from compressor.models.special_tokens import tokenizer_of
 from compressor.tasks import TaskConfig
 from compressor.tasks.data import TokenRows, tokenized
@@ -22,7 +23,7 @@ from compressor.tasks.reading import TaskData, read_task
 from compressor.tasks.rows import Row, Split, read_by, spaced
 from compressor.tasks.task_kind import kind_of
 from compressor.tasks.texts import new_texts, read_texts
-from pipelines.engine.stage import BaseModelReference, Models, Problem
+from pipelines.engine.stage import Models, Problem
 
 
 def file_problems(texts: Path | None, keys: Iterable[str], task: TaskConfig) -> Iterable[Problem]:
@@ -59,7 +60,7 @@ def require_tokens(file: Path | None, task: TaskConfig, base: Path, models: Mode
                 require_places(model, rows, tokenized(base, split, within_positions(task, base), path))
 
 
-def require_places(model: BaseModelReference, rows: TokenRows, own: TokenRows) -> None:
+def require_places(model: Reference, rows: TokenRows, own: TokenRows) -> None:
     """Raises UserError E410 unless the teacher predicts at the same places of its `rows` as the model of its `own`: words have
     one prediction whatever their tokens are, but an answer may begin and end at every token of its context."""
     theirs, ours = ([row[row != IGNORED].tolist() for row in each.labels] for each in (rows, own))
@@ -75,7 +76,7 @@ def within_positions(task: TaskConfig, folder: Path) -> TaskConfig:
     return task if most is None or most >= task.max_length else task.model_copy(update={"max_length": most})
 
 
-def require_head(model: BaseModelReference, label_names: list[str], auto_class: str) -> None:
+def require_head(model: Reference, label_names: list[str], auto_class: str) -> None:
     """Raises UserError E410 unless the model's own task head has exactly these labels, in this order."""
     if head_origin(model.folder, label_names, auto_class) != "kept":
         labels = listed([str(name) for name in config_of(model.folder).id2label.values()])

@@ -13,7 +13,7 @@ from compressor.deltas.links import merge_deltas
 from compressor.methods import ground_of
 from compressor.methods.selective import ground
 from compressor.models.anatomy import Matrix, layers_of, matrices_of, modules_of
-from compressor.models.hub import build
+from compressor.models.build import build
 from compressor.pruning.weights import overwritten
 from compressor.selection.choice import choose_all, weight_score
 from compressor.selection.gradients import GradientSettings, Heuristic, gradient_scores

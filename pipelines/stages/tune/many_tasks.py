@@ -7,7 +7,7 @@ from typing import Any
 
 from compressor import load
 from compressor.methods import apply, method, trainable_counts
-from compressor.models.hub import build
+from compressor.models.build import build
 from compressor.storage.task_files import SHARED, write_tasks
 from compressor.tasks.data import Data
 from compressor.tasks.features import torch_forward

@@ -9,7 +9,7 @@ from compressor.methods import (
     apply,
     method,
 )
-from compressor.models.hub import HEAD_ORIGINS
+from compressor.models.build import HEAD_ORIGINS
 from pipelines.engine.stage import Inputs, Workspace
 from pipelines.stages.loading import load_data
 from pipelines.stages.trainings import load_options, settings_of, starting_model, train_and_save

@@ -37,7 +37,7 @@ from serving.loadtest.request_pools import Answer as Reply
 from serving.loadtest.request_pools import Endpoint, HttpPool, failure, kind_of_error
 from serving.loadtest.senders import TIMED_OUT, Record
 from serving.loadtest.traffic import Traffic, http_body, outputs_of, read_texts, recorded_rows, text_rows, token_rows
-from serving.running import log_folder
+from serving.server_registry import log_folder
 
 
 def test_poisson_arrivals_have_their_rate_and_independent_exponential_gaps():

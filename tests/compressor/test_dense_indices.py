@@ -1,12 +1,12 @@
-"""compressor.pruning.positions: places of a pruned model's matrices, in the matrices before pruning."""
+"""compressor.pruning.dense_indices: places of a pruned model's matrices, in the matrices before pruning."""
 
 import pytest
 import torch
 
 from compressor.models.anatomy import layers_of, matrices_of
-from compressor.models.hub import build
+from compressor.models.build import build
 from compressor.models.modules import EVERYTHING, MODULES
-from compressor.pruning.positions import before_pruning
+from compressor.pruning.dense_indices import before_pruning
 from compressor.pruning.surgery import restore_kept
 from tests.tiny import write_model
 

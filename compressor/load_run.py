@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from compressor import checkpoint
 from compressor.errors import UserError
 from compressor.run_store import NAME, RUN_FILE, LastModel, last_model
-from compressor.tasks import KINDS
-from compressor.tasks.task_kind import set_problem_type
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,37 +20,27 @@ def load(folder: Path, base: Path | str | None = None) -> nn.Module:
 
     `base` is the pretrained model where that is needed, by default where the run found it. Raises UserError E805 (the run
     has no model, or its artifact is gone), E305 (a damaged lock or artifact), and what `compressor.checkpoint.load` raises.
-    The config of the model tells independent labels also where an earlier version wrote it without.
     """
     found = last_model(folder)
     if not {checkpoint.STATE_FILE, "config.json"} & found.files:
         fix = f"Load one of its tasks: compressor.load(BASE, delta='{folder}/tasks/NAME.safetensors')"
         raise UserError("E805", "this run trained many tasks together and has no single model", fix, str(folder))
-    model = checkpoint.load(found.folder, base=base or _base(folder, found))
-    set_problem_type(model.config, _kind_in(found.lock))
-    return model
+    return checkpoint.load(found.folder, base=base or _base(folder, found))
 
 
-def last_state(folder: Path) -> tuple[Path, str | None, str, str]:
+def last_state(folder: Path) -> tuple[Path, str | None, str]:
     """The folder of the last state of the run in `folder`, before its merge; where the run found its pretrained model, if that
-    is still there; the run's reference for it ('' if it is unknown): that in the state is of the run that made the state; the
-    kind of its task, which a state of an earlier version does not name (likewise). Raises UserError E805, E305."""
+    is still there; the run's reference for it ('' if it is unknown): that in the state is of the run that made the state.
+    Raises UserError E805, E305."""
     found = last_model(folder, checkpoint.STATE_FILE)
     model = found.lock.get("model")
-    return found.folder, _base(folder, found), _reference_in(model), _kind_in(found.lock)
+    return found.folder, _base(folder, found), _reference_in(model)
 
 
 def _reference_in(model: object) -> str:
     """The reference of the pretrained model in a run's lock; '' if it is unknown."""
     reference = model.get("reference") if isinstance(model, dict) else None
     return reference if isinstance(reference, str) else ""
-
-
-def _kind_in(lock: dict[str, Any]) -> str:
-    """The kind of the task in a run's lock; '' if it is unknown."""
-    task = lock.get("task")
-    kind = task.get("kind") if isinstance(task, dict) else None
-    return kind if isinstance(kind, str) and kind in KINDS else ""
 
 
 def _base(folder: Path, found: LastModel) -> str | None:
