@@ -24,7 +24,7 @@ MAX_BODY = 16 << 20
 
 def most_instances(max_body: int) -> int:
     """Model instances for which /dev/shm has space, beside one request of the largest size. Raises UserError E739."""
-    return (_free(MORE_MEMORY) - max_body) // INSTANCE_BYTES
+    return max(0, (_free(MORE_MEMORY) - max_body) // INSTANCE_BYTES)
 
 
 def check_space(instances: int, max_body: int, fix: str = MORE_MEMORY) -> None:

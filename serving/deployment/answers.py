@@ -1,7 +1,7 @@
 """Recorded answers of a deployed model: requests with the outputs that were proven when it was deployed, beside its files.
 
-ANSWERS in a version folder holds them as the Open Inference Protocol has them in JSON, so that any server of the model can be
-checked against them, without the run, its data or its runtime.
+ANSWERS_FILE in a version folder holds them as the Open Inference Protocol has them in JSON, so that any server of the model can
+be checked against them, without the run, its data or its runtime.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from compressor.tasks.metrics import concordance
 from export.parity.bounds import ROUNDING_SHARE
 from serving.answer_bounds import TOLERANCE
 
-ANSWERS = "answers.json"
+ANSWERS_FILE = "answers.json"
 FLOATS = ("FP16", "FP32", "FP64")
 
 Tensors = list[dict[str, Any]]
@@ -41,14 +41,14 @@ def tensor(name: str, values: np.ndarray, datatype: str) -> dict[str, Any]:
 
 
 def write_answers(version: Path, answers: Sequence[Answer]) -> None:
-    """Write ANSWERS into a version folder."""
+    """Write ANSWERS_FILE into a version folder."""
     stored = {"answers": [vars(answer) for answer in answers]}
-    (version / ANSWERS).write_text(json.dumps(stored), encoding="utf-8")
+    (version / ANSWERS_FILE).write_text(json.dumps(stored), encoding="utf-8")
 
 
 def read_answers(version: Path) -> list[Answer]:
     """The recorded answers of a version folder. Raises UserError E754 where there are none or they cannot be read."""
-    path = version / ANSWERS
+    path = version / ANSWERS_FILE
     try:
         return [Answer(**answer) for answer in json.loads(path.read_text(encoding="utf-8"))["answers"]]
     except (OSError, ValueError, KeyError, TypeError) as error:

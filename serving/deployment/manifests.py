@@ -11,6 +11,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -175,7 +176,7 @@ def check_precisions(repository: Target, models: Sequence[str]) -> None:
 
 
 def check_compose(path: Path, location: str, models: Sequence[str]) -> None:
-    """Raises UserError E757 for a URL, or a model that is a link to what the container does not have, E801 where the file, or a
+    """Raises UserError E757 for a URL, or a model with a link to what the container does not have, E801 where the file, or a
     backend beside it, cannot be written."""
     if "://" in location:
         raise UserError("E757", "a compose file mounts a local folder", "Deploy --to DIR", location)
@@ -187,12 +188,35 @@ def check_compose(path: Path, location: str, models: Sequence[str]) -> None:
 
 
 def _check_mounted(repository: Path, model: str) -> None:
-    """Raises UserError E757 for a model whose folder is a link that leads nowhere where only the repository is mounted."""
+    """Raises UserError E757 where a model, or a version or a file of it, is a link that leads nowhere where only the repository
+    is mounted."""
     folder = repository / model
-    inside = folder.resolve().is_relative_to(repository.resolve())
-    if folder.is_symlink() and (os.path.isabs(os.readlink(folder)) or not inside):
-        what = f"a link to {folder.resolve()}, which a container with the repository alone does not have"
-        raise UserError("E757", what, "Move the model's folder here, or leave --compose out", str(folder))
+    for path in chain([folder], folder.glob("*"), folder.glob("*/*")):
+        if path.is_symlink() and not _leads_inside(path, repository):
+            what = f"a link to {os.path.realpath(path)}, which a container with the repository alone does not have"
+            raise UserError("E757", what, "Move that to this place, or leave --compose out", str(path))
+
+
+def _leads_inside(link: Path, root: Path) -> bool:
+    """Whether a link in the folder `root` leads to something by way of relative links that never leave that folder: this is
+    found wherever `root` is mounted."""
+    if not link.exists():  # it may be circular
+        return False
+    ahead, place = list(reversed(link.relative_to(root).parts)), root
+    while ahead:
+        step = ahead.pop()
+        if step == "..":
+            if place == root:
+                return False
+            place = place.parent
+        elif (place / step).is_symlink():
+            target = (place / step).readlink()
+            if target.is_absolute():
+                return False
+            ahead.extend(reversed(target.parts))
+        else:
+            place /= step
+    return True
 
 
 def _check_file(path: Path) -> None:

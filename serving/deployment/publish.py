@@ -118,11 +118,14 @@ def _undone(
 
 def _recover(models: Sequence[str], target: Target, control: Control | None, options: Options) -> list[Published]:
     """Take back the versions of a deployment that was killed: the files of one may stand beside the config of another. Finish a
-    rollback that was killed."""
+    rollback that was killed, and clear away what a storage kept of one that was undone."""
     taken = []
     for model in models:
         drop_candidate(model, target, control)
         for version in target.versions_aside(model):
+            if target.returned(model, version):
+                target.remove_aside(model, version)
+                continue
             # both are there where an object store was copying one to the other
             target.remove(target.path(model, version))
             if left := target.versions(model):
@@ -233,20 +236,18 @@ def roll_back(models: Sequence[str], target: Target, control: Control | None, op
             plans.append(Published(model, versions[-2], versions[-1], fresh=False))
         for plan in plans:  # it serves again if the other does not load
             target.keep_beside(plan.model, plan.before)
-        aside: list[str] = []
         try:
             for plan in plans:  # where this is killed, the next deployment goes on with it
                 target.mark(plan.model, plan.before, finished=False)
             for plan in plans:
                 target.restore(plan.model, plan.version)
                 target.set_aside(plan.model, plan.before)
-                aside.append(plan.model)
             for plan in plans if control is not None else ():
                 _load_again(plan.model, plan.version, control)
         except BaseException:
             with contextlib.ExitStack() as each:
                 for plan in plans:
-                    each.callback(_keep, plan, plan.model in aside, target, control)
+                    each.callback(_keep, plan, target, control)
             raise
         for plan in plans:
             _removed(plan, target, options)
@@ -259,7 +260,7 @@ def _finish(plan: Published, target: Target, control: Control | None, options: O
         if control is not None:
             _load_again(plan.model, plan.version, control)
     except BaseException:
-        _keep(plan, True, target, control)
+        _keep(plan, target, control)
         raise
     _removed(plan, target, options)
 
@@ -269,14 +270,16 @@ def _removed(plan: Published, target: Target, options: Options) -> None:
     options.say(f"{plan.model}: version {plan.before} is removed, version {plan.version} serves")
 
 
-def _keep(plan: Published, aside: bool, target: Target, control: Control | None) -> None:
-    """Undo what was done to return to `plan.version`: `plan.before`, which may be moved aside, serves again."""
+def _keep(plan: Published, target: Target, control: Control | None) -> None:
+    """Undo what was done to return to `plan.version`: `plan.before`, which may be moved aside, or half moved, serves again."""
+    aside = plan.before in target.versions_aside(plan.model)
     if aside:
         target.bring_back(plan.model, plan.before)
     target.restore(plan.model, plan.before)
     target.mark(plan.model, plan.before, finished=True)
     if control is not None and aside:
         _load_again(plan.model, plan.before, control)
+    target.remove_aside(plan.model, plan.before)
 
 
 @dataclass(frozen=True)
@@ -301,7 +304,8 @@ def status(target: Target, control: Control | None) -> list[State]:
     found = []
     for model in target.models():
         places = {version: version for version in target.versions(model)}
-        places |= {version: f"{ASIDE}{version}" for version in target.versions_aside(model)}
+        aside = [version for version in target.versions_aside(model) if not target.returned(model, version)]
+        places |= {version: f"{ASIDE}{version}" for version in aside}
         for version, place in places.items():
             record = target.record(model, place)
             ready = None if control is None else control.ready(model, version)

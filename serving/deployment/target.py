@@ -16,6 +16,7 @@ import re
 import secrets
 import shutil
 import time
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +41,7 @@ repository for a model, also a hidden one, and does not start with it; files the
 ASIDE = ".aside-"
 """Beginning of the name of a version's folder while it is rolled back."""
 STORAGES = frozenset({"aiobotocore", "aiohttp", "azure", "botocore", "gcsfs", "google", "s3fs"})
-"""Packages whose exceptions are a storage's."""
+"""Packages whose exceptions are a storage's, and that raise others for it."""
 
 
 @dataclass(frozen=True)
@@ -82,13 +83,11 @@ class Target:
     @contextlib.contextmanager
     def storage_errors(self) -> Iterator[None]:
         """Context of work in the repository. Raises UserError E757 for what a storage raises that is not a local folder: it
-        refuses a write, or is gone. Its errors have no number, unlike those of this machine's disk."""
+        refuses a write, or is gone."""
         try:
             yield
         except Exception as error:
-            refused = isinstance(error, OSError) and error.errno is None
-            of_storage = refused or type(error).__module__.partition(".")[0] in STORAGES
-            if self.local or not of_storage or isinstance(error, CompressError):
+            if self.local or not _of_storage(error) or isinstance(error, CompressError):
                 raise
             what = f"the repository cannot be read or written ({type(error).__name__}: {error})"
             raise UserError("E757", what, "Check the connection and what your credentials allow", self.root) from error
@@ -112,7 +111,7 @@ class Target:
         return sorted(int(name) for name in self._names(model) if name.isdecimal() and name[0] != "0")
 
     def versions_aside(self, model: str) -> list[int]:
-        """The versions that `set_aside` has moved: left there, their rollback was killed."""
+        """The versions that `set_aside` has moved: left there, their rollback was killed, or undone."""
         names = (name.removeprefix(ASIDE) for name in self._names(model) if name.startswith(ASIDE))
         return sorted(int(name) for name in names if name.isdecimal())
 
@@ -139,6 +138,11 @@ class Target:
     def finished(self, model: str, version: int) -> bool:
         """Whether the deployment of a version has ended, as far as its record tells."""
         return self.record(model, version).get("finished", True)
+
+    def returned(self, model: str, version: int) -> bool:
+        """Whether a version that `versions_aside` names is whole in its place again, its rollback undone. Where half of it is
+        there, its record says unfinished, or is missing."""
+        return self.record(model, version).get("finished", False)
 
     def mark(self, model: str, version: int, **facts: bool) -> None:
         """Change the record of a version."""
@@ -241,7 +245,7 @@ class Target:
             for name, copy in copies.items():
                 Path(folder, name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.move(copy, f"{folder}/{name}")  # a model's folder may be a link to another file system
-            self._move(folder, place)
+            Path(folder).rename(place)
         except BaseException:
             for path in (*copies.values(), folder):
                 self.remove(path)
@@ -253,18 +257,29 @@ class Target:
         return self.path(model, f"{STAGED}{secrets.token_hex(4)}")
 
     def set_aside(self, model: str, version: int) -> None:
-        """Move a version to a hidden folder, from which `bring_back` moves it in again."""
-        self._move(self.path(model, version), self.path(model, f"{ASIDE}{version}"))
+        """Move a version to a hidden folder, from which `bring_back` brings it in again, also where a storage ends this half
+        way."""
+        place, aside = self.path(model, version), self.path(model, f"{ASIDE}{version}")
+        if self.local:
+            Path(place).rename(aside)
+        else:
+            self._copy_missing(place, aside)
+            self.remove(place)
 
     def bring_back(self, model: str, version: int) -> None:
-        self._move(self.path(model, f"{ASIDE}{version}"), self.path(model, version))
+        """Make a version whole in its place again; what a storage that cannot rename has aside stays until `remove_aside`."""
+        place, aside = self.path(model, version), self.path(model, f"{ASIDE}{version}")
+        if self.local:
+            Path(aside).rename(place)
+        else:
+            self._copy_missing(aside, place)
 
     def remove_version(self, model: str, version: int) -> None:
         """Remove a version's folder; where the storage can rename, what a kill leaves of it is no version."""
         place = self.path(model, version)
         if self.local:
             staged = self._staged(model)
-            self._move(place, staged)
+            Path(place).rename(staged)
             place = staged
         self.remove(place)
 
@@ -272,18 +287,13 @@ class Target:
         """Remove a version that was moved aside, for good."""
         self.remove(self.path(model, f"{ASIDE}{version}"))
 
-    def _move(self, place: str, other: str) -> None:
-        if self.local:
-            Path(place).rename(other)
-            return
-        # file by file: in an object store a folder is nothing that could be copied, and fsspec's `mv` fails at one
-        names = [path.partition(f"{place}/")[2] for path in self.files.find(place)]
-        try:
-            self.files.copy([f"{place}/{name}" for name in names], [f"{other}/{name}" for name in names])
-        except BaseException:
-            self.remove(other)  # half a copy would be taken for a rollback that was killed
-            raise
-        self.remove(place)
+    def _copy_missing(self, place: str, other: str) -> None:
+        """Copy the files of a folder that another lacks, one by one: in an object store a folder is nothing that could be
+        copied, and fsspec's `mv` fails at one."""
+        self.files.invalidate_cache()
+        names, there = ({path.partition(f"{folder}/")[2] for path in self.files.find(folder)} for folder in (place, other))
+        missing = sorted(names - there)
+        self.files.copy([f"{place}/{name}" for name in missing], [f"{other}/{name}" for name in missing])
 
     def _write(self, path: str, content: bytes | Path) -> None:
         """Write a file: the content, or that of a file here."""
@@ -341,6 +351,16 @@ class Target:
                 _remove_empty(path.parent)
         for path in root.rglob(f".*{NEW}"):
             path.unlink(missing_ok=True)
+
+
+def _of_storage(error: Exception) -> bool:
+    """Whether an error is a storage's own. Many are OSErrors with a number, as those of this machine's disk are, which say
+    what file they are about."""
+    if isinstance(error, OSError) and error.errno is None:
+        return True
+    frames = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__))
+    raised = any(name.partition(".")[0] in STORAGES for name in frames) and getattr(error, "filename", None) is None
+    return raised or type(error).__module__.partition(".")[0] in STORAGES
 
 
 def is_beside(name: str) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from compressor.errors import UserError
-from serving.client import check_certificates, tls_error
+from serving.client import START, check_certificates, tls_error
 from serving.clients.address import parse_url
 from serving.deployment.answers import Answer, Tensors
 
@@ -65,7 +65,7 @@ class Control:
 
     def _control(self, model: str, action: str) -> None:
         try:
-            self._post(f"/v2/repository/models/{quote(model)}/{action}", {}, seconds=LONG_SECONDS)
+            self._post(f"/v2/repository/models/{quote(model)}/{action}", {})
         except Refused as refusal:
             if refusal.status in (401, 403) or "explicit" in refusal.reason or "restricted" in refusal.reason:
                 raise self._closed(refusal.reason) from refusal
@@ -91,18 +91,18 @@ class Control:
         """The outputs of one request, both as the Open Inference Protocol has them in JSON: name, shape, datatype, data.
 
         Raises Refused, UserError E712."""
-        response = self._post(f"{_path(model, version)}/infer", {"inputs": inputs}, seconds=LONG_SECONDS)
+        response = self._post(f"{_path(model, version)}/infer", {"inputs": inputs})
         try:
             return [{key: output[key] for key in ("name", "shape", "datatype", "data")} for output in response["outputs"]]
         except (KeyError, TypeError) as error:
             what = f"this is not a Triton server: the response of '{model}' has no outputs"
-            raise UserError("E712", what, "Start one: compress serve RUN", self.where) from error
+            raise UserError("E712", what, START, self.where) from error
 
     def generate(self, model: str, body: dict[str, Any], version: int | None = None) -> dict[str, Any]:
         """The one response of a model that generates, inputs and outputs by name (Triton's generate extension).
 
         Raises Refused, UserError E712."""
-        return self._post(f"{_path(model, version)}/generate", body, seconds=LONG_SECONDS)
+        return self._post(f"{_path(model, version)}/generate", body)
 
     def ask(self, model: str, answer: Answer, version: int | None = None) -> Tensors:
         """The outputs of a recorded request now. Raises Refused, UserError E712."""
@@ -122,14 +122,14 @@ class Control:
     def require_live(self) -> None:
         """Raises UserError E712 where no Triton server responds, E755 where one, or a proxy before it, lets nobody in."""
         if not self._is_well("/v2/health/live"):
-            raise UserError("E712", "this is not a Triton server", "Start one: compress serve RUN", self.where)
+            raise UserError("E712", "this is not a Triton server", START, self.where)
 
     @property
     def where(self) -> str:
         return f"{self.host}:{self.port}"
 
-    def _post(self, path: str, body: dict[str, Any], seconds: float = CONNECT_SECONDS) -> dict[str, Any]:
-        status, text = self._request("POST", path, json.dumps(body), seconds)
+    def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        status, text = self._request("POST", path, json.dumps(body), LONG_SECONDS)
         try:
             parsed = json.loads(text) if text else {}
         except ValueError:
@@ -161,7 +161,7 @@ class Control:
             raise self._no_server(error) from error
 
     def _no_server(self, error: Exception) -> UserError:
-        return UserError("E712", f"no Triton server responds ({error})", "Start one: compress serve RUN", self.where)
+        return UserError("E712", f"no Triton server responds ({error})", START, self.where)
 
     def _connection(self, seconds: float) -> http.client.HTTPConnection:
         if not self.tls:

@@ -72,7 +72,8 @@ class Upstream:
 
     A thread of Triton's HTTP endpoint serves many connections, often one all of them, and a request to load a model blocks it
     until the model is loaded: every request on these connections would wait. `send_apart` sends such a request. What is in
-    flight ends first, and requests meanwhile go over connections that are new, which no blocked thread accepts.
+    flight ends first, and requests meanwhile go over connections that are new, which no blocked thread accepts. That holds
+    until it is answered, also where its caller has gone: the thread loads on.
     """
 
     def __init__(self, path: str):
@@ -87,23 +88,30 @@ class Upstream:
 
     async def send_apart(self, request: bytes) -> Answer:
         """`send`, for a request that blocks the thread which reads it; one at a time."""
-        async with self._one:
-            sent = None
-            try:
-                self._open.clear()
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._quiet.wait(), QUIET_SECONDS)
-                self.close_idle()
-                self.era, self.blocking = self.era + 1, True
-                sent = asyncio.create_task(self._exchange(await self._connect_blindly(), request))
-                await asyncio.wait([sent], timeout=BEGUN_SECONDS)
-                self._open.set()
-                return await sent
-            finally:
-                self._open.set()
-                self.blocking = False
-                if sent:
-                    sent.cancel()
+        await self._one.acquire()
+        answered = asyncio.create_task(self._block(request))
+        answered.add_done_callback(lambda _: self._one.release())
+        try:
+            return await asyncio.shield(answered)
+        except asyncio.CancelledError:
+            answered.add_done_callback(_release)
+            raise
+
+    async def _block(self, request: bytes) -> Answer:
+        """Send a request that blocks a thread, and be `blocking` until it is answered."""
+        try:
+            self._open.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._quiet.wait(), QUIET_SECONDS)
+            self.close_idle()
+            self.era, self.blocking = self.era + 1, True
+            sent = asyncio.create_task(self._exchange(await self._connect_blindly(), request))
+            await asyncio.wait([sent], timeout=BEGUN_SECONDS)
+            self._open.set()
+            return await sent
+        finally:
+            self._open.set()
+            self.blocking = False
 
     async def send(self, request: bytes) -> Answer:
         """Send a request and read the head of its response. Raises OSError or EOFError where the server is gone."""
@@ -179,3 +187,9 @@ class Upstream:
         """Close the connections that no request uses."""
         while self.idle:
             self.idle.pop().writer.close()
+
+
+def _release(answered: asyncio.Task[Answer]) -> None:
+    """Close the connection of an answer for which nobody waits any more."""
+    if not answered.cancelled() and not answered.exception():
+        answered.result().release()

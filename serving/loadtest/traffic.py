@@ -13,7 +13,7 @@ from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor, triton
 
 from compressor.errors import UserError
 from serving.answer_bounds import IN_BATCHES, TOLERANCE
-from serving.deployment.answers import ANSWERS, read_answers
+from serving.deployment.answers import ANSWERS_FILE, read_answers
 from serving.layout.text_outputs import PAIR, TEXT
 
 Row = Mapping[str, np.ndarray]
@@ -110,7 +110,7 @@ def token_rows(config: Mapping[str, Any], tokens: Sequence[Mapping[str, Sequence
 
 def recorded_rows(version: Path) -> tuple[list[Row], list[Outputs]]:
     """Rows and outputs that were recorded in a version's folder when it was deployed; none where there is no record."""
-    if not (version / ANSWERS).is_file():
+    if not (version / ANSWERS_FILE).is_file():
         return [], []
     answers = read_answers(version)
     rows, outputs = ([_arrays(getattr(answer, side)) for answer in answers] for side in ("inputs", "outputs"))

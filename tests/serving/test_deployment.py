@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import itertools
 import os
 import re
 import shutil
@@ -25,7 +26,7 @@ from pipelines.runs.served import find_repository
 from serving.deployment.answers import differences, read_answers, write_answers
 from serving.deployment.publish import Options, deploy, roll_back, status
 from serving.deployment.target import CONFIG, LOCK, STAGED, Target
-from serving.deployment.triton_control import Control
+from serving.deployment.triton_control import Control, Refused
 
 ROOT = Path(__file__).parents[2]
 
@@ -639,14 +640,48 @@ def test_a_rollback_in_an_object_store(object_store):
     assert object_store.files.cat_file(object_store.path(NAME, "1", "model.onnx"))
 
 
-def test_a_rollback_that_a_storage_ends_leaves_the_version_that_serves(object_store, make_run, monkeypatch):
+@pytest.mark.parametrize(
+    ("act", "allowed"),
+    [("cp_file", 1), ("rm_file", 0), ("rm_file", 1), ("rm_file", None)],
+    ids=["half a copy", "no deletion", "half deleted", "the copy stays"],
+)
+def test_a_rollback_that_a_storage_ends_leaves_the_version_that_serves(object_store, make_run, monkeypatch, act, allowed):
+    """The storage refuses further copies or deletions after so many; or after the version is moved aside, where the server does
+    not load the one to return to."""
+
+    class Server:
+        def load(self, model):
+            if object_store.versions(model) == [1]:
+                raise Refused(400, "no memory")
+
+    def kept():
+        return object_store.files.cat(object_store.files.find(object_store.path(NAME, 2)))
+
+    before, calls, act_on = kept(), itertools.count(), getattr(MemoryFileSystem, act)
+
+    def refused(*arguments, **options):
+        if next(calls) >= (len(before) if allowed is None else allowed):
+            raise PermissionError("Access Denied")
+        act_on(*arguments, **options)
+
     with monkeypatch.context() as broken:
-        broken.setattr(MemoryFileSystem, "cp_file", lambda *_, **__: (_ for _ in ()).throw(PermissionError("Access Denied")))
+        broken.setattr(MemoryFileSystem, act, refused)
         with pytest.raises(UserError, match=r"E757 .*Access Denied"), object_store.storage_errors():
-            roll_back([NAME], object_store, None, Options(""))
-    assert object_store.versions(NAME) == [1, 2] and not object_store.versions_aside(NAME)
+            roll_back([NAME], object_store, Server(), Options(""))
+    assert kept() == before and object_store.versions_aside(NAME) == ([] if act == "cp_file" else [2])
+    assert [(state.version, state.finished) for state in status(object_store, None)] == [(1, True), (2, True)]
     deploy(make_run(2), object_store, None, Options("third"))
-    assert object_store.versions(NAME) == [1, 2, 3]
+    assert object_store.versions(NAME) == [1, 2, 3] and not object_store.versions_aside(NAME) and kept() == before
+
+
+def test_an_error_with_a_number_is_a_storages_where_its_package_raises_it(object_store):
+    """As s3fs turns SlowDown into a busy device, and an internal error of the server into one of input and output."""
+    package = {"__name__": "s3fs.core"}
+    exec("def translated(error): raise error", package)
+    with pytest.raises(UserError, match=r"E757 .*Please reduce your request rate"), object_store.storage_errors():
+        package["translated"](OSError(16, "Please reduce your request rate."))
+    with pytest.raises(FileNotFoundError), object_store.storage_errors():
+        package["translated"](FileNotFoundError(2, "No such file or directory", "/a/file/of/this/machine"))
 
 
 def test_an_error_that_is_no_storages_is_left_as_it_is(object_store):

@@ -53,7 +53,7 @@ def closed():
 
 def test_an_answer_is_waited_for_longer_than_a_connection(monkeypatch):
     """A recorded request may be many long rows."""
-    monkeypatch.setattr(Control._post, "__defaults__", (0.1,))
+    monkeypatch.setattr(Control._request, "__defaults__", (None, 0.1))
     with control_of(Slow) as control:
         assert control.infer("reviews", []) == []
 

@@ -9,7 +9,7 @@ import pytest
 from serving.guard.connection import Server
 from serving.guard.model_control import Control
 from serving.guard.proxy import UP, WHOLE, Limits, Proxy
-from serving.guard.upstream import PIECE, Upstream
+from serving.guard.upstream import PIECE, PROBE, Upstream
 
 TOKEN = "a-token-of-sixteen-or-more"
 REQUEST = b"GET /%s HTTP/1.1\r\nHost: x\r\nConnection: keep-alive\r\n\r\n"
@@ -205,6 +205,40 @@ def test_only_an_authorized_load_waits_for_quiet_and_holds_up_others(tmp_path, a
             assert await status(reader) == 200
             writer.close()
         assert proxy.upstream.era == authorized  # a request that is sent apart begins another
+
+    played(tmp_path, check)
+
+
+def test_a_load_whose_client_is_gone_makes_no_other_wait(tmp_path):
+    """Triton's thread loads on: until then others go over connections that are answered, and the next load waits."""
+
+    async def check(triton, connect, proxy):
+        async def load(reader, writer):
+            await triton.told.wait()
+            await triton.well(reader, writer)
+            await triton.stall(reader, writer)
+
+        triton.load, triton.live = load, triton.well
+        proxy.control = Control(TOKEN, "secret", tmp_path)
+        proxy.control._refuse_unsafe = lambda model: None
+        request = b"POST /v2/repository/models/x/load HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\n\r\n" % TOKEN.encode()
+        _, writer = await connect()
+        writer.write(request)
+        while not proxy.upstream.blocking or not proxy.upstream._open.is_set():
+            await asyncio.sleep(0.01)
+        writer.close()
+        await proxy.idle.wait()
+        reader, writer = await connect()
+        writer.write(REQUEST % b"well")
+        assert await status(reader) == 200 and PROBE in triton.heads
+        next_load = asyncio.create_task(proxy.upstream.send_apart(REQUEST % b"well"))
+        await asyncio.sleep(0.05)
+        assert proxy.upstream.era == 1 and not next_load.done()
+        triton.told.set()
+        (await next_load).release()
+        await triton.gone.wait()  # the connection of the answer that nobody reads
+        assert not proxy.upstream.blocking and not proxy.upstream.busy
+        writer.close()
 
     played(tmp_path, check)
 

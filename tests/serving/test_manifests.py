@@ -1,5 +1,6 @@
 """The files that `compress deploy` writes for KServe and for compose, and what is refused before anything is deployed."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -14,7 +15,7 @@ from triton_parts import FACTS, write_classifier
 from compressor.errors import UserError
 from pipelines.cli.commands import deploy
 from serving.deployment.answers import write_answers
-from serving.deployment.manifests import compose, write_compose
+from serving.deployment.manifests import check_compose, compose, write_compose
 from serving.deployment.target import Target
 from serving.repository import write_repository
 
@@ -236,6 +237,38 @@ def test_a_model_that_the_container_would_not_find_is_refused(deployed, tmp_path
     assert not (tmp_path / "compose.yaml").exists()
     with pytest.raises(UserError, match=r"E757 .*a link to"):
         write_compose(tmp_path / "compose.yaml", str(to), ["4-reviews"])
+
+
+@pytest.mark.parametrize(
+    ("place", "leads_to", "found"),
+    [
+        ("m", ".within", True),
+        ("m", ".within/../.within", True),
+        ("m/1", "../.within/1", True),
+        ("m/1/model.onnx", "../../.within/1/model.onnx", True),
+        ("m", "../served/.within", False),
+        ("m", ".linked/1", False),
+        ("m/1", "{elsewhere}", False),
+        ("m/1", "../../served/.within/1", False),
+        ("m/1", "../.linked", False),
+        ("m/1", "1", False),
+        ("m/1/model.onnx", "../../../elsewhere/model.onnx", False),
+        ("m/labels.txt", "{elsewhere}/labels.txt", False),
+    ],
+)
+def test_links_in_a_model_are_followed_in_the_repository_alone(tmp_path, place, leads_to, found):
+    """It is mounted elsewhere: not where an absolute path says, nor below a folder of its own name."""
+    to, elsewhere = tmp_path / "served", tmp_path / "elsewhere"
+    for folder in (to / ".within" / "1", elsewhere):
+        folder.mkdir(parents=True)
+        for name in ("model.onnx", "labels.txt"):
+            (folder / name).touch()
+    (to / ".linked").symlink_to(elsewhere)
+    (to / place).parent.mkdir(parents=True, exist_ok=True)
+    (to / place).symlink_to(leads_to.format(elsewhere=elsewhere))
+    refused = pytest.raises(UserError, match=rf"E757 .*/served/{place}: a link to .*, which a container")
+    with contextlib.nullcontext() if found else refused:
+        check_compose(tmp_path / "compose.yaml", str(to), ["m"])
 
 
 @pytest.mark.parametrize(("kind", "of_url"), [("kserve", False), ("compose", True)])

@@ -62,7 +62,8 @@ class Bench:
     def evaluate(self, trials: Sequence[Trial], rounds: int) -> None:
         """Add rounds to the trials: every setting once, then all again in the other order. Raises UserError E7xx."""
         each = self._bytes(trials[0].setting) / trials[0].setting.instances
-        for group in grouped(trials, each, MEMORY_SHARE * free_memory()):
+        most = min(MOST_INSTANCES, shared_memory.most_instances(shared_memory.MAX_BODY))
+        for group in grouped(trials, each, MEMORY_SHARE * free_memory(), most):
             with self.serve([trial.setting for trial in group]) as targets:
                 for number in range(rounds):
                     for trial in group[:: -1 if number % 2 else 1]:
@@ -134,9 +135,9 @@ def link_model(source: Path, folder: Path) -> None:
             (folder / path.name).symlink_to(path.resolve(), target_is_directory=True)
 
 
-def grouped(trials: Sequence[Trial], each: float, available: float) -> list[list[Trial]]:
-    """Trials that are served together: at most MOST_INSTANCES (or one trial), which fit in memory, where each takes so many
-    bytes. Raises UserError E752 if one trial alone does not fit."""
+def grouped(trials: Sequence[Trial], each: float, available: float, most: int = MOST_INSTANCES) -> list[list[Trial]]:
+    """Trials that are served together: of `most` instances (or one trial), which fit in memory, where each takes so many bytes.
+    Raises UserError E752 if one trial alone does not fit."""
     groups: list[list[Trial]] = [[]]
     for trial in trials:
         if trial.setting.instances * each > available:
@@ -144,7 +145,7 @@ def grouped(trials: Sequence[Trial], each: float, available: float) -> list[list
             raise UserError("E752", f"{what}, and {available / 1e9:.1f} GB are free for them", "Free memory")
         taken = sum(other.setting.instances for other in groups[-1])
         instances = taken + trial.setting.instances
-        if taken and (instances * each > available or instances > MOST_INSTANCES):
+        if taken and (instances * each > available or instances > most):
             groups.append([])
         groups[-1].append(trial)
     return groups

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from compressor.control_groups import cores as served_cores
 from compressor.errors import CheckError
 from compressor.processor import physical_cores
-from serving.backends.cpu_threads import cores as served_cores
 from serving.loadtest.arrivals import Load
 from serving.loadtest.fleet import Fleet
 from serving.loadtest.levels import measure
@@ -50,8 +50,8 @@ def tune(
     wanted, most = grid_of(bench.config, present, cores, p99_ms), bench.most_instances()
     grid = fitting(wanted, present, most)
     search = Search(grid, p99_ms / 1000, bench.evaluate, start=2 * cores, present=present)
-    left_out = f", without those of more than {most} instances: there is no memory for them" if grid != wanted else ""
-    say(f"{len(grid.settings())} settings on {cores} cores{left_out}")
+    lacking = f", without those of more than {most} instances: no memory, or no space in /dev/shm (Docker: --shm-size)"
+    say(f"{len(grid.settings())} settings on {cores} cores{lacking if grid != wanted else ''}")
     chosen = search.exhaust(exhaustive_rounds) if exhaustive_rounds else search.run()
     if not chosen.score:
         nearest = f"{chosen.setting.title} with {chosen.figures()['p99_ms']:.3g} ms"

@@ -18,10 +18,10 @@ from compressor.errors import CheckError, UserError
 from export.runtimes.runtime_registry import DEFAULT
 from pipelines.cli.commands import main
 from pipelines.cli.work import loadtest_work
-from pipelines.loadtest import request_rows
 from pipelines.loadtest.load_table import answer_notes, level_rows, server_notes
 from pipelines.loadtest.request_rows import traffic_of
 from serving.answer_bounds import IN_BATCHES, TOLERANCE
+from serving.backends.door import VERSION_FILE
 from serving.client import Refusal
 from serving.clients.address import parse_url
 from serving.deployment.answers import Answer, tensor, write_answers
@@ -450,9 +450,17 @@ def test_a_model_that_load_tests_cannot_ask_is_told_before_its_rows_are_made(tmp
 )
 def test_texts_for_a_model_of_tokens_have_the_parts_it_takes(tmp_path, monkeypatch, pair, line, takes):
     (tmp_path / "texts").write_text(line)
-    monkeypatch.setattr(request_rows, "read_version", lambda folder: replace(FACTS, pair=pair))
+    (tmp_path / VERSION_FILE).write_text(replace(FACTS, pair=pair).to_json())
     client = SimpleNamespace(config=lambda model: {"input": [{"name": "input_ids", "data_type": "TYPE_INT64"}]})
     with pytest.raises(UserError, match=f"E745 .*the model takes {takes}, and a row has"):
+        traffic_of(client, "m", texts=tmp_path / "texts", tokenizer=tmp_path)
+
+
+def test_the_tokenizer_is_that_of_a_version(tmp_path):
+    """Not the folder of a run, nor that of a model."""
+    (tmp_path / "texts").write_text("a film")
+    client = SimpleNamespace(config=lambda model: {"input": [{"name": "input_ids", "data_type": "TYPE_INT64"}]})
+    with pytest.raises(UserError, match=r"E728 .*no version of a model. Give --tokenizer the folder of a version"):
         traffic_of(client, "m", texts=tmp_path / "texts", tokenizer=tmp_path)
 
 

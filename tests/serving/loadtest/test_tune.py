@@ -160,6 +160,22 @@ def test_settings_that_do_not_fit_in_memory_together_are_apart():
         grouped(several, each=1.0, available=3.0)
 
 
+@pytest.mark.parametrize(
+    ("shared", "groups"),
+    [(64 << 20, [12, 4]), (40 << 20, [12, 4]), (28 << 20, [4, 4, 4, 4]), (19 << 20, [1, 1, 2, 4, 4, 4])],
+)
+def test_settings_that_do_not_fit_in_shared_memory_together_are_apart(tmp_path, classifier, monkeypatch, shared, groups):
+    """`shared` is the free bytes of /dev/shm, `groups` the instances of each server."""
+    served = []
+    folder = write_repository(tmp_path / "models", "m", classifier, facts=FACTS, knobs=KNOBS)
+    made = bench.Bench(folder, None, tmp_path, protocol="http", seconds=0.1, say=lambda line: None)
+    monkeypatch.setattr(shared_memory.os, "statvfs", lambda _: SimpleNamespace(f_bavail=shared, f_frsize=1))
+    monkeypatch.setattr(bench, "free_memory", lambda: 1e15)
+    monkeypatch.setattr(made, "serve", lambda settings: nullcontext(served.append(sum(one.instances for one in settings))))
+    made.evaluate([Trial(Setting(count, 1, None), 1.0) for count in (1, 1, 2, 4, 4, 4)], 0)
+    assert served == groups
+
+
 def test_the_memory_for_settings_is_that_of_the_container(tmp_path, classifier, monkeypatch):
     """Its limit may be a small part of the host's memory."""
     folder = write_repository(tmp_path / "models", "m", classifier, facts=FACTS, knobs=KNOBS)
@@ -171,8 +187,8 @@ def test_the_memory_for_settings_is_that_of_the_container(tmp_path, classifier, 
 
 @pytest.mark.parametrize(
     ("memory", "shared", "most", "measured"),
-    [(3.5, 64 << 20, 3, 2), (100.0, 64 << 20, 24, 16), (0.5, 64 << 20, 0, 1)],
-    ids=["memory", "what Docker mounts", "not even what the model has"],
+    [(3.5, 64 << 20, 3, 2), (100.0, 64 << 20, 24, 16), (0.5, 64 << 20, 0, 1), (100.0, 12 << 20, 0, 1)],
+    ids=["memory", "what Docker mounts", "not even what the model has", "not even one request"],
 )
 def test_layouts_that_do_not_fit_are_left_out_before_anything_is_measured(
     tmp_path, classifier, monkeypatch, memory, shared, most, measured
@@ -192,7 +208,7 @@ def test_layouts_that_do_not_fit_are_left_out_before_anything_is_measured(
     monkeypatch.setattr(bench.Bench, "evaluate", evaluate)
     with pytest.raises(Measured, match=f"^{measured}$"):
         tune(folder, None, tmp_path, 100.0, cores=32, say=said.append)
-    assert f"without those of more than {most} instances" in said[0]
+    assert f"without those of more than {most} instances: no memory, or no space in /dev/shm (Docker: --shm-size)" in said[0]
 
 
 def test_an_instance_holds_the_version_that_is_served(tmp_path, classifier):
