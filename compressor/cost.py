@@ -363,14 +363,12 @@ def _inserts_of(layer: Layer, group: str | None = None) -> tuple[Inserted, ...]:
     return tuple(Inserted(insert.kind, insert.size, insert.prototype_name, insert.source.masked) for insert in inserts)
 
 
-def delta_macs(shape: ModelShape, modules: Sequence[str], rank: int, places: int) -> int:
-    """Multiply-adds of unmerged deltas for one token: Σ r (m + n) + |Ω|, of the `places` in the blocks' matrices."""
-    return sum(rank * (rows + columns) for _, rows, columns in shape.matrices(modules)) + places
+def paper_flops_ratio(shape: ModelShape, dense: ModelShape, delta_macs: int) -> float:
+    """FLOPs ratio of DSEE table 6: encoder linear layers with adapters and deltas, over the dense layers without them.
 
-
-def paper_flops_ratio(shape: ModelShape, dense: ModelShape, modules: Sequence[str], rank: int, places: int) -> float:
-    """FLOPs ratio of DSEE table 6: encoder linear layers with deltas and adapters, over the dense layers without them."""
-    return (shape.linear_macs() + shape.insert_macs() + delta_macs(shape, modules, rank, places)) / dense.linear_macs()
+    `delta_macs`: multiply-adds of the unmerged deltas for one token, Σ r (m + n) + |Ω|.
+    """
+    return (shape.linear_macs() + shape.insert_macs() + delta_macs) / dense.linear_macs()
 
 
 def human_bytes(count: float) -> str:

@@ -8,7 +8,6 @@ and matrix.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
@@ -17,6 +16,7 @@ from compressor.deltas.inserts import inserts_of
 from compressor.deltas.links import Delta, attach, chain, chains, detach, merge, original
 from compressor.deltas.sources import TensorSource
 from compressor.errors import UserError
+from compressor.models.anatomy import layers_of
 
 
 class FactoredLinear(nn.Module):
@@ -102,18 +102,21 @@ def factors_of(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-@dataclass(frozen=True)
-class Apart:
-    """Cost of unmerged deltas on top of a merged model: scalars, and multiply-adds for one token."""
+def apart_of(model: nn.Module) -> int:
+    """Cost of unmerged deltas on top of a merged model, scalars as well as multiply-adds for one token: r (m + n) for each
+    low-rank link of `model`, |Ω| for each sparse one."""
+    links = ((link, original(layer, name)) for _, layer, name in chains(model) for link in chain(layer, name))
+    return sum(_scalars(link, stored) for link, stored in links if not link.first)
 
-    parameters: int
-    macs: int
+
+def delta_macs(model: nn.Module) -> int:
+    """Multiply-adds for one token of the deltas on the blocks' linear layers, if each is a product of its own (`apart_of`).
+
+    A value on an embedding, a norm or a bias is no multiply-add, and neither is a ΔW that would be a second whole matrix.
+    """
+    linears = {layer.linear(name) for layer in layers_of(model) for name in layer.names}
+    return sum(_scalars(link, original(linear)) for linear in linears for link in chain(linear) if link.factorable)
 
 
-def apart_of(model: nn.Module) -> Apart:
-    """Cost of the deltas still attached to `model`: r (m + n) for each low-rank link, |Ω| for each sparse one."""
-    size = 0
-    for _, layer, name in chains(model):
-        for link in (link for link in chain(layer, name) if not link.first):
-            size += sum(parameter.numel() for parameter in link.factor(original(layer, name).shape[-1]).parameters())
-    return Apart(size, size)
+def _scalars(link: Delta, stored: Tensor) -> int:
+    return sum(parameter.numel() for parameter in link.factor(link.place.read(stored).shape[-1]).parameters())

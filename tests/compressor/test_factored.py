@@ -3,15 +3,18 @@
 import pytest
 import torch
 
-from compressor.cost import delta_macs, shape_of
-from compressor.deltas.factored import FactoredLinear, apart_of, factor_all, factors_of, require_factorable
+from compressor.cost import shape_of
+from compressor.deltas.factored import FactoredLinear, apart_of, delta_macs, factor_all, factors_of, require_factorable
 from compressor.deltas.kinds.low_rank import LowRank
 from compressor.deltas.kinds.mask import Mask
 from compressor.deltas.kinds.offset import Offset
 from compressor.deltas.kinds.sparse import Sparse
-from compressor.deltas.links import attach, chains, merged_copy
+from compressor.deltas.links import attach, chain, chains, merged_copy
 from compressor.errors import UserError
-from compressor.models.anatomy import layers_of
+from compressor.methods import Options, apply
+from compressor.models.anatomy import layers_of, matrices_of
+from compressor.models.modules import EVERYTHING, MODULES
+from compressor.pruning.surgery import Removal, remove
 from tests.compressor.conftest import TRIED, tiny
 
 
@@ -47,13 +50,38 @@ def test_factors_compute_what_the_chains_do(name):
         got = factor_all(model)(ids).logits
     assert torch.allclose(got, want, atol=1e-12, rtol=0)
     assert not list(chains(model)) and sum(isinstance(one, FactoredLinear) for one in model.modules()) > 3
-    assert bare.parameters == sum(one.numel() for one in factors_of(model).values())
+    assert bare == sum(one.numel() for one in factors_of(model).values())
 
 
 def test_the_count_is_the_closed_form():
+    """Σ r (m + n) + |Ω|, over two matrices of each of 3 blocks with 5 places each."""
     model = tuned("bert")
-    macs = delta_macs(shape_of(model), ["query", "ffn_out"], rank=3, places=6 * 5)
-    assert apart_of(model).macs == apart_of(model).parameters == macs
+    macs = sum(3 * (m + n) for _, m, n in shape_of(model).matrices(["query", "ffn_out"])) + 6 * 5
+    assert apart_of(model) == delta_macs(model) == macs
+
+
+def test_every_delta_of_the_blocks_is_a_multiply_add():
+    """Of a second training, too, while values on embeddings, norms and biases are none."""
+    model = tiny("bert")
+    omega = {matrix.path: torch.arange(2, dtype=torch.int32) for matrix in matrices_of(model, EVERYTHING)}
+    apply(model, "selective", Options(modules=EVERYTHING, omega=omega, group="1"))
+    in_blocks = 2 * len(matrices_of(model, MODULES))
+    assert delta_macs(model) == in_blocks < 2 * len(omega)
+    for group, rank in (("2", 4), ("3", 1)):
+        apply(model, "lora", Options(modules=("key",), rank=rank, group=group))
+    assert delta_macs(model) == in_blocks + sum(5 * (m + n) for _, m, n in shape_of(model).matrices(["key"]))
+
+
+def test_places_of_removed_units_are_no_multiply_adds():
+    """Ω of every 10th weight, then half of the heads and of the neurons: as many as the cut matrices still have of them."""
+    model = tiny("bert")
+    omega = {matrix.path: torch.arange(0, matrix.original.numel(), 10) for matrix in matrices_of(model, MODULES)}
+    apply(model, "selective", Options(modules=MODULES, omega=omega, group="1"))
+    whole = delta_macs(model)
+    halves = {name: list(range(layer.units(name) // 2)) for layer in layers_of(model)[:1] for name in ("heads", "neurons")}
+    remove(model, {number: Removal(**halves) for number in range(3)})
+    left = sum(len(chain(layer.linear(name))[0].support()) for layer in layers_of(model) for name in layer.names)
+    assert delta_macs(model) == left < whole == sum(map(len, omega.values()))
 
 
 def test_the_names_are_those_of_the_layers():

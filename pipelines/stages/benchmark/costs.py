@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -10,12 +9,11 @@ from typing import Any
 from torch import nn
 
 from compressor.cost import ModelShape, paper_flops_ratio, shape_of
-from compressor.deltas.kinds.sparse import Sparse
-from compressor.deltas.links import chain, merge_all
-from compressor.methods import method
-from compressor.models.anatomy import layers_of
+from compressor.deltas.factored import delta_macs
+from compressor.deltas.links import merge_all
 from compressor.models.first_token import reads_first_token
-from compressor.models.modules import REST, STRUCTURES
+from compressor.models.modules import STRUCTURES
+from compressor.pruning.surgery import restore_kept
 from compressor.pruning.weights import filled_by_merge, nonzeros
 from export.latency.machine_limits import Limits
 from export.runtimes.runtime_registry import RUNTIMES
@@ -33,29 +31,42 @@ class ModelFacts:
     reads_first: bool
     """Whether its head reads the first token alone."""
     density: list[dict[str, Any]]
+    deltas: int
+    """Multiply-adds of the dense model's deltas for one token, had they not been merged: part of the papers' FLOPs."""
     apart: dict[str, int] | None = None
 
 
 def facts_of_models(dense: nn.Module, inputs: Inputs) -> dict[str, ModelFacts]:
-    """The facts of the dense model, which is merged, and of the compressed one."""
+    """The facts of the dense model, which is merged, and of the compressed one.
+
+    In the papers' FLOPs the dense model's deltas count as if they were not merged: all of them, in what is left of its blocks.
+    """
     artifact = inputs.nearest("model")
+    tuned = load_model(inputs.dense, inputs.base)
+    whole = delta_macs(tuned)
+    restore_kept(tuned, artifact.metadata["kept"])
+    left = delta_macs(tuned)
+    del tuned
     compressed = load_model(artifact, inputs.base)
     density = density_of(artifact, compressed)
     if filled_by_merge(compressed) is None:
         merge_all(compressed)
     apart = inputs.nearest("onnx").metadata.get("apart")
-    return {"dense": _facts(dense, []), "compressed": _facts(compressed, density, apart)}
+    return {
+        "dense": _facts(dense, [], whole),
+        "compressed": _facts(compressed, density, left, apart),
+    }
 
 
-def _facts(model: nn.Module, density: list[dict[str, Any]], apart: dict[str, int] | None = None) -> ModelFacts:
-    return ModelFacts(shape_of(model), nonzeros(model), reads_first_token(model), density, apart)
+def _facts(model: nn.Module, density: list[dict[str, Any]], deltas: int, apart: dict[str, int] | None = None) -> ModelFacts:
+    return ModelFacts(shape_of(model), nonzeros(model), reads_first_token(model), density, deltas, apart)
 
 
 def cost_of(
-    shape: ModelShape, dense: ModelShape, lengths: list[int], delta: dict[str, Any], apart: dict[str, int] | None = None
+    shape: ModelShape, dense: ModelShape, lengths: list[int], deltas: int, apart: dict[str, int] | None = None
 ) -> dict[str, Any]:
-    """Parameters, FLOPs of one row by length, the papers' FLOPs ratio (unmerged delta of tune, linear layers only), and the
-    part of adapters, prefixes and deltas that were kept `apart` (their parameters and multiply-adds per token)."""
+    """Parameters, FLOPs of one row by length, the papers' FLOPs ratio (linear layers only, multiply-adds of unmerged `deltas`),
+    and the part of adapters, prefixes and deltas that were kept `apart` (their parameters and multiply-adds per token)."""
     bare, apart = shape.bare, apart or {"parameters": 0, "macs": 0}
     beside = {length: 2 * length * apart["macs"] for length in lengths}
     flops = {length: shape.flops(length) + beside[length] for length in lengths}
@@ -64,7 +75,7 @@ def cost_of(
         "flops": {str(length): count for length, count in flops.items()},
         "flops_ratio": {str(length): count / dense.flops(length) for length, count in flops.items()},
         "apart": {"parameters": apart["parameters"], "flops": {str(length): count for length, count in beside.items()}},
-        "paper_flops_ratio": paper_flops_ratio(shape, dense, **delta),
+        "paper_flops_ratio": paper_flops_ratio(shape, dense, deltas),
         "inserted": {
             "kinds": shape.inserted_kinds,
             "parameters": shape.inserted,
@@ -73,26 +84,6 @@ def cost_of(
         },
         "layers": [{name: layer.units(name) for name in STRUCTURES} for layer in shape.layers],
     }
-
-
-def delta_of_dense(inputs: Inputs) -> dict[str, Any]:
-    """Cost of the dense model's unmerged delta, for the papers' FLOPs: modules, rank and positions (empty after full tuning).
-
-    A training that continues older deltas does not describe them: the one that created them does. Of positions in everything
-    those in the blocks' matrices count.
-    """
-    if method(inputs.dense.metadata["method"]).trains_base:
-        return {"modules": (), "rank": 0, "places": 0}
-    before = itertools.takewhile(lambda artifact: artifact.id != inputs.dense.id, inputs.artifacts)
-    made = next(artifact for artifact in reversed([*before, inputs.dense]) if "places" in artifact.metadata)
-    delta = {key: made.metadata[key] for key in ("modules", "rank", "places")}
-    return {**delta, "places": _in_blocks(load_model(made, inputs.base))} if REST in delta["modules"] else delta
-
-
-def _in_blocks(model: nn.Module) -> int:
-    """|Ω| in the blocks' linear layers: a value on an embedding, a norm or a bias is no multiply-add of these."""
-    linears = {layer.linear(name) for layer in layers_of(model) for name in layer.names}
-    return sum(len(link.support()) for linear in linears for link in chain(linear) if isinstance(link, Sparse))
 
 
 def share_of(

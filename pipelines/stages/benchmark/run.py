@@ -18,7 +18,7 @@ from export.runtimes.runtime_registry import RUNTIMES, packages_of
 from pipelines.engine.environment import machine
 from pipelines.engine.stage import Inputs, Workspace
 from pipelines.stages.benchmark.config import STAGE, BenchmarkConfig
-from pipelines.stages.benchmark.costs import ModelFacts, cost_of, delta_of_dense, facts_of_models, share_of
+from pipelines.stages.benchmark.costs import ModelFacts, cost_of, facts_of_models, share_of
 from pipelines.stages.benchmark.measured_files import Candidate, candidates, evaluate, left_out
 from pipelines.stages.benchmark.timings import Timings, inputs_of, timed
 from pipelines.stages.loading import load_data, load_model
@@ -74,7 +74,7 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
         timings = timed(variants, data, config, inputs, workspace)
     if told := disturbance(timings.waited):
         workspace.say(f"{told} (--force benchmark measures again)")
-    delta, reference, recovery = delta_of_dense(inputs), judged[rows[0].name], control_of(inputs.artifacts)
+    reference, recovery = judged[rows[0].name], control_of(inputs.artifacts)
     control = metric_inputs_of_control(recovery, data, reference.labels) if recovery else None
     records = [
         {
@@ -86,7 +86,7 @@ def run(config: BenchmarkConfig, inputs: Inputs, workspace: Workspace) -> dict[s
             "nonzeros": model.nonzeros,
             "density": model.density,
             **quality_of(judged[row.name], reference, control if row.model == "compressed" else None),
-            **cost_of(model.shape, models["dense"].shape, config.length, delta, model.apart),
+            **cost_of(model.shape, models["dense"].shape, config.length, model.deltas, model.apart),
             **times_of(row, model, timings),
         }
         for row in rows
