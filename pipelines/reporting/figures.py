@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from compressor.models.modules import STRUCTURES, TILED
 from export.runtimes.runtime_registry import RUNTIMES
 from pipelines.reporting.format import scaled, sentence, significant
 
@@ -195,16 +196,12 @@ def quality(report: Record) -> Figure | None:
     return Figure("quality", "Quality, stage by stage", caption, [trace], frame)
 
 
-WORDS = {"heads": "heads", "cross_heads": "cross-attention heads", "neurons": "FFN neurons"}
-"""Labels of the units of a layer in the figure, from left to right."""
-
-
 def kept(report: Record) -> Figure | None:
     """Units left in each layer: one panel per structure; a removed layer is empty in all."""
     layers = report["pruning"]["layers"]
     if not layers:
         return None
-    structures = [name for name in WORDS if any(name in row["units"] for row in layers)]
+    structures = [name for name in STRUCTURES if any(name in row["units"] for row in layers)]
     look = {"type": "heatmap", "y": [str(row["layer"]) for row in layers], "zmin": 0, "zmax": 1, "ygap": 3}
     look |= {"colorscale": [[0, PALE], [1, COMPRESSED]], "showscale": False, "hoverinfo": "x+y+z"}
     quiet = {"showgrid": False, "showticklabels": False, "ticks": ""}
@@ -213,9 +210,9 @@ def kept(report: Record) -> Figure | None:
         units = [row["units"].get(name) for row in layers]
         rows = [share_by_bin(counts["left"], counts["of"]) if counts else [] for counts in units]
         number = str(place + 1) if place else ""
-        data.append({**look, "z": rows, "xgap": 3 if name != "neurons" else 1, "xaxis": f"x{number}"})
+        data.append({**look, "z": rows, "xgap": 1 if name in TILED else 3, "xaxis": f"x{number}"})
         domain = [place * width + 0.02 * bool(place), (place + 1) * width - 0.02]
-        axes[f"xaxis{number}"] = {**quiet, "domain": domain, "title": {"text": WORDS[name], "standoff": 4}}
+        axes[f"xaxis{number}"] = {**quiet, "domain": domain, "title": {"text": STRUCTURES[name].words, "standoff": 4}}
     side = {"autorange": "reversed", "showgrid": False, "type": "category", "title": {"text": "layer"}}
     caption = f"Filled is kept: {' and '.join(left_of(layers, name) for name in structures)}. "
     caption += f"Where a layer has more than {BINS}, they are drawn in bins by index, the deeper the colour the more are left."
@@ -227,7 +224,8 @@ def kept(report: Record) -> Figure | None:
 def left_of(layers: list[Record], name: str) -> str:
     """Format the units left: '36 of 72 heads'."""
     units = [row["units"][name] for row in layers if name in row["units"]]
-    return f"{sum(len(counts['left']) for counts in units):,} of {sum(counts['of'] for counts in units):,} {WORDS[name]}"
+    left, of = sum(len(counts["left"]) for counts in units), sum(counts["of"] for counts in units)
+    return f"{left:,} of {of:,} {STRUCTURES[name].words}"
 
 
 def share_by_bin(kept_indices: list[int], total: int) -> list[float]:

@@ -12,6 +12,7 @@ from pipelines.reporting.format import milliseconds
 from pipelines.reporting.generated import generated_record
 from pipelines.reporting.growth_report import allocation_record
 from pipelines.reporting.kept import layers_left
+from pipelines.reporting.roles import measured_export, roles_of, served_note, usable_dense_files
 from pipelines.reporting.summary import density, gain_steps, summary
 from pipelines.reporting.words import (
     disturbed_note,
@@ -25,9 +26,6 @@ from pipelines.reporting.words import (
 )
 from pipelines.stages.training_verdicts import UNLEARNT, below_constant
 
-NARROWEST = ("int8", "fp16", "bf16", "fp32")
-"""Precisions by preference: the first available one is shown if nothing is deployed."""
-
 
 def gather(inputs: Inputs, measurements: Record) -> Record:
     """The whole record of a run. `measurements` come from the benchmark; stages that did not run leave empty lists."""
@@ -40,13 +38,12 @@ def gather(inputs: Inputs, measurements: Record) -> Record:
     tunable = roles["dense"]["parameters"] - roles["dense"]["inserted"]["parameters"]
     trainable, metric = trainable_rows(inputs, tunable), kind_for(inputs.task).metric
     control = control_record(inputs, measurements, roles["compressed"], metric.key)
-    # not in benchmarks of earlier versions
-    waited = measurements.get("waited", 0.0)
-    first = unlearnt_notes(inputs) + disturbed_note(waited, inputs.nearest("measurements").entry)
+    waited = measurements["waited"]
+    first = unlearnt_notes(inputs) + served_note(inputs, roles["compressed"], measurements["device"])
+    first += disturbed_note(waited, inputs.nearest("measurements").entry)
     against_rival = rival_note(usable, roles["compressed"], measurements, cells)
     return {
         **trained_facts(inputs),
-        "metric": metric_facts(inputs),
         "headline": headline(roles, usable, cells, metric, control, waited),
         "brief": first + against_rival + unshown_losses(inputs),
         "notes": failure_notes(inputs)
@@ -68,7 +65,6 @@ def gather(inputs: Inputs, measurements: Record) -> Record:
         "summary": summary(roles, cells, trainable, tunable, metric, control),
         "variants": [without_samples(row) for row in candidates],
         "steps": gain_steps(roles, cells, candidates, metric),
-        "precision": precision(inputs),
         "trainable": trainable,
         "pruning": pruning(inputs, roles),
         # a target is a time on the CPU
@@ -81,18 +77,24 @@ def gather(inputs: Inputs, measurements: Record) -> Record:
             "device": measurements["device"],
             "rounds": measurements["rounds"],
             "providers": measurements["providers"],
-            # not measured on GPUs, nor by earlier versions
-            "limits": measurements.get("limits"),
+            # None on a GPU
+            "limits": measurements["limits"],
             "waited": waited,
         },
         "machine": measurements["machine"],
-        **({"generated": generated} if (generated := generated_record(inputs)) else {}),
     }
 
 
 def trained_facts(inputs: Inputs) -> Record:
     """The part of the record that comes from the run and its artifacts alone."""
-    return {**run_facts(inputs), "task": task_facts(inputs), **allocation_record(inputs)}
+    return {
+        **run_facts(inputs),
+        "task": task_facts(inputs),
+        "metric": metric_facts(inputs),
+        "precision": precision(inputs),
+        **allocation_record(inputs),
+        **({"generated": generated} if (generated := generated_record(inputs)) else {}),
+    }
 
 
 def run_facts(inputs: Inputs) -> Record:
@@ -187,12 +189,6 @@ def unshown_note(inputs: Inputs) -> list[str]:
     return [f"Earlier results of this run are not shown here, but kept in the store: {', '.join(files)}."] if files else []
 
 
-def measured_export(inputs: Inputs) -> Artifact | None:
-    """The export whose files were timed, the last before the benchmark; without a benchmark the last one."""
-    measured = max((place for place, a in enumerate(inputs.artifacts) if a.kind == "measurements"), default=None)
-    return next((a for a in reversed(inputs.artifacts[:measured]) if a.kind == "onnx"), None)
-
-
 def task_facts(inputs: Inputs) -> Record:
     """The task, without the folders of the user's disk."""
     task = inputs.task
@@ -224,31 +220,6 @@ def metric_facts(inputs: Inputs) -> Record:
 def title_of(metric: Metric) -> str:
     """Heading of a column of a metric's values."""
     return f"{metric.name} {metric.times}".strip()
-
-
-def roles_of(inputs: Inputs, measurements: Record) -> dict[str, Record]:
-    """The compared models: `dense` (PyTorch fp32), `compressed` (as deployed) and, where exported, `runtime`, dense fp32 in the
-    runtime of `compressed`: the baseline that shows what compression gives beyond a change of runtime."""
-    candidates, repository = measurements["candidates"], inputs.nearest("repository")
-    compressed = {(row["runtime"], row["precision"]): row for row in candidates if row["model"] == "compressed"}
-    first = next(iter(compressed))[0]
-    deployed = [(repository.metadata["runtime"], repository.metadata["precision"])] if repository else []
-    roles = {
-        "dense": next(row for row in candidates if row["name"] == measurements["baseline"]),
-        "compressed": next(compressed[key] for key in (*deployed, *((first, name) for name in NARROWEST)) if key in compressed),
-    }
-    runtime = find(candidates, "dense", "fp32", roles["compressed"]["runtime"])
-    return {**roles, "runtime": runtime} if runtime else roles
-
-
-def usable_dense_files(inputs: Inputs, candidates: list[Record]) -> list[Record]:
-    """The dense files of any exported runtime and precision within its bound, what can be had without compression: the fastest
-    of them is the rival."""
-    exported = measured_export(inputs)
-    parity = exported.metadata["parity"] if exported else []
-    beyond = {record["hop"] for record in parity if not record["passed"]}
-    files = [row for row in candidates if row["model"] == "dense" and row["runtime"] in RUNTIMES]
-    return [row for row in files if hop_of("dense", row["runtime"], row["precision"]) not in beyond]
 
 
 def control_record(inputs: Inputs, measurements: Record, compressed: Record, key: str) -> Record | None:
@@ -349,7 +320,7 @@ def time_of(candidate: Record, batch: int, length: int | None) -> float | None:
         cell = (batch, length)
         return p50(candidate, cell) if cell in [(row["batch"], row["length"]) for row in candidate["latency"]] else None
     passes = [row for row in candidate.get("real_lengths", ()) if (row["order"], row["batch"]) == ("arrival", batch)]
-    # of few rows the last batch may have less, and its time counts as so much less
+    # of fewer rows than a batch has all are one, which counts as a whole one
     return passes[0]["p50"] / max(passes[0]["rows"] / batch, 1) if passes else None
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipelines.reporting.figures import WORDS, left_of, share_by_bin
+from compressor.models.modules import STRUCTURES
+from pipelines.reporting.figures import left_of, share_by_bin
 
 Record = dict[str, Any]
 
@@ -24,7 +25,7 @@ def layers_left(kept: dict[str, dict[str, list[int]]], dense: list[dict[str, int
 
 def plan_table(layers: list[Record]) -> tuple[list[str], list[list[str]]]:
     """Header and rows of `layers_left` for the terminal: one character per unit, or per bin, filled by the share kept."""
-    names = [name for name in WORDS if any(name in row["units"] for row in layers)]
+    names = [name for name in STRUCTURES if any(name in row["units"] for row in layers)]
     rows = []
     for row in layers:
         cells = [str(row["layer"])]

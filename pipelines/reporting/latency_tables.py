@@ -12,7 +12,7 @@ from pipelines.reporting.report_table import Column, Record, ReportTable, count,
 
 
 def cells_of(report: Record, of: str) -> list[Record]:
-    """What was timed of every variant, with its name; runs of earlier versions, and other models, have less."""
+    """What was timed of every variant, with its name; models of other kinds have less."""
     return [{**cell, "name": row["name"]} for row in report["variants"] for cell in row.get(of, [])]
 
 
@@ -24,9 +24,9 @@ def speed_up(report: Record, records: list[Record], *keys: str) -> Column:
 
 
 def limits_of(measured: Record) -> Record | None:
-    """The machine's measured rates; none of a GPU and of earlier versions, and of a disturbed benchmark, which measured these
-    between the same other work: shares of them come out above 100 %."""
-    return None if disturbance(measured.get("waited", 0.0)) else measured.get("limits")
+    """The machine's measured rates; none of a GPU, and of a disturbed benchmark, which measured these between the same other
+    work: shares of them come out above 100 %."""
+    return None if disturbance(measured["waited"]) else measured["limits"]
 
 
 def with_limits(report: Record, columns: list[Column], note: str, meaning: str) -> tuple[list[Column], str]:

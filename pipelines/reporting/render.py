@@ -9,6 +9,7 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs
 
+from pipelines.reporting.facts import about, facts
 from pipelines.reporting.figures import figures, losses
 from pipelines.reporting.format import markdown
 from pipelines.reporting.generated import generated_tables
@@ -17,7 +18,6 @@ from pipelines.reporting.report_table import ReportTable
 from pipelines.reporting.tables import tables, trainable
 from pipelines.reporting.task_report import task_figure, task_tables
 from pipelines.reporting.templates import templates
-from pipelines.reporting.words import about, facts
 
 
 def environment():

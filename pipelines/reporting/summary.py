@@ -54,7 +54,7 @@ def summary(
         *(latency_row(roles, cell) for cell in cells),
         throughput_row(roles, cells[-1]),
     ]
-    # of generating models, and not in benchmarks of earlier versions
+    # of generating models alone
     written = [cell for cell in cells if roles["dense"].get("further_tokens")]
     return rows + [latency_row(roles, cell, "further_tokens") for cell in written]
 

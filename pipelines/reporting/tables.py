@@ -27,8 +27,7 @@ from pipelines.reporting.report_table import Column, Record, ReportTable, count,
 
 def tables(report: Record) -> list[ReportTable]:
     """Every table of the report, in order; those without rows (a stage that did not run) are left out."""
-    # reports of earlier versions without a benchmark do not have it
-    chosen = (tried, sensitivity) if report.get("precision") else ()
+    chosen = (tried, sensitivity) if report["precision"] else ()
     if report["measured"] is None:
         every = (bare_summary, quality, *chosen, density, trainable, parity)
     else:
@@ -61,13 +60,12 @@ def bare_summary(report: Record) -> ReportTable:
 
 
 def quality(report: Record) -> ReportTable:
-    # reports of earlier versions have neither
-    metric, records = report["metric"], report.get("quality_by_file", [])
-    every = [one for one in metric.get("every", []) if any(one["key"] in row for row in records)]
+    metric, records = report["metric"], report["quality_by_file"]
+    every = [one for one in metric["every"] if any(one["key"] in row for row in records)]
     scale = metric.get("scale", 100)
 
     def cell(key: str, unit: str) -> Callable[[Record], str]:
-        # trainings of earlier versions measured fewer metrics
+        # texts are not generated of every model
         return lambda row: scaled(row[key], scale if key == metric["key"] else 100, unit) if key in row else ""
 
     columns = [
@@ -132,7 +130,7 @@ def tried(report: Record) -> ReportTable:
         f"Timed in {account['rounds']} interleaved rounds of {account['batch']} × {account['length']} tokens; a file with "
         "matrices in fp32 in a later run, so compare its factor (1 is the fastest fp32 file of the same run) and not its ms."
     )
-    if disturbed := disturbance(account.get("waited", 0.0)):
+    if disturbed := disturbance(account["waited"]):
         note += f" {sentence(disturbed)}."
     return made("precision", "Which precision is kept, and why", columns, account["tried"], note)
 

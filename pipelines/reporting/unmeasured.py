@@ -15,9 +15,6 @@ from pipelines.reporting.gather import (
     control_facts,
     failure_notes,
     kept_notes,
-    measured_export,
-    metric_facts,
-    precision,
     proof_notes,
     pruning,
     quality_by_file,
@@ -30,7 +27,8 @@ from pipelines.reporting.gather import (
     unshown_losses,
     unshown_note,
 )
-from pipelines.reporting.generated import changed, difference_in_words, generated_record, scores_of
+from pipelines.reporting.generated import changed, difference_in_words, scores_of
+from pipelines.reporting.roles import measured_export
 from pipelines.reporting.summary import (
     comparison_row,
     control_row,
@@ -71,7 +69,6 @@ def gather_unmeasured(inputs: Inputs, stage: Stage, why: str) -> Record:
         + proof_notes(inputs)
         + unshown_note(inputs)
         + untimed,
-        "metric": metric_facts(inputs),
         "baseline": "dense",
         "control": control,
         "deployed": last.entry,
@@ -83,7 +80,6 @@ def gather_unmeasured(inputs: Inputs, stage: Stage, why: str) -> Record:
             nonzeros_row(roles),
             comparison_row(roles, f"FLOPs of a row of {length} tokens", lambda row: row["flops"][length], giga, relative),
         ],
-        "precision": precision(inputs),
         "trainable": trainable,
         "pruning": pruning(inputs, roles),
         "targets": targets(inputs, []),
@@ -92,7 +88,6 @@ def gather_unmeasured(inputs: Inputs, stage: Stage, why: str) -> Record:
         "quality_by_file": quality_by_file(inputs, []),
         "measured": None,
         "machine": machine([stage], inputs.threads),
-        **({"generated": generated} if (generated := generated_record(inputs)) else {}),
     }
 
 

@@ -17,7 +17,7 @@ from pipelines.file.config import load_pipeline
 from pipelines.stages.benchmark import config as benchmark
 from pipelines.stages.benchmark.measured_files import candidates
 from pipelines.stages.deploy import config as deploy
-from pipelines.stages.deploy.run import contents
+from pipelines.stages.deploy.run import deployed_as
 from pipelines.stages.export import config as export
 from pipelines.stages.merge import config as merge
 from pipelines.stages.prune import config as prune
@@ -180,6 +180,10 @@ def test_what_is_proven_on_a_gpu_is_chosen_and_measured_for_it():
     served = entry(deploy, device="cuda")
     assert problems(benchmark, {}, half, served) == [("E643", ("device",))]
     assert problems(benchmark, {"device": "cuda"}, half, served) == problems(benchmark, {}, half, entry(deploy)) == []
+    on_cpu, on_gpu = entry(benchmark), entry(benchmark, device="cuda")
+    assert problems(report, {}, half, on_cpu, served) == [("E643", ())]
+    for stages in ((on_cpu, entry(deploy)), (on_gpu, served), (on_cpu, served, on_gpu)):
+        assert problems(report, {}, half, *stages) == []
     assert deploy.STAGE.surroundings(deploy.DeployConfig(runtime="onnxruntime")) == {}
     assert deploy.STAGE.surroundings(deploy.DeployConfig(device="cuda")).keys() == {"accelerator", "runtimes"}
 
@@ -267,15 +271,11 @@ def test_times_are_those_of_one_processor(monkeypatch):
     def found(**config):
         return benchmark.STAGE.surroundings(benchmark.BenchmarkConfig(**config))
 
-    monkeypatch.setattr("export.latency.machine_limits.last_level_caches", lambda: [2**25])
     here = found()
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")
     assert found() == {**here, "limits": {**here.get("limits", {}), "ATEN_CPU_CAPABILITY": "avx2"}} != here
     monkeypatch.setattr("compressor.processor.physical_cores", lambda: 1000)
     assert found()["cores"] == 1000 != here["cores"]
-    # a smaller buffer was copied there, and its rate taken for the memory's
-    monkeypatch.setattr("export.latency.machine_limits.last_level_caches", lambda: [2**25] * 12)
-    assert found()["caches"] == 12 * 2**25 and "caches" not in found(machine_limits=False) | found(device="cuda") | here
     assert benchmark.STAGE.device(benchmark.BenchmarkConfig(device="cuda")) == "cuda"
 
 

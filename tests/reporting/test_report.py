@@ -43,7 +43,6 @@ from pipelines.reporting.render import to_html, to_markdown
 from pipelines.reporting.summary import change_of, is_pruned, latency_row, masks_of_base, speed_of
 from pipelines.reporting.tables import tables
 from pipelines.reporting.unmeasured import gather_unmeasured
-from pipelines.reporting.words import aimed
 from pipelines.stages.benchmark.costs import cost_of, facts_of_models
 from pipelines.stages.report import config as report_stage
 from pipelines.terminal.console_table import parity_cells
@@ -115,7 +114,7 @@ def test_what_kept_libraries_from_instructions_is_told(write):
         assert told in text.replace(r"\_", "_")  # escaped in Markdown
 
 
-@pytest.mark.parametrize(("device", "named"), [("cpu", "Motorola 68000"), ("cuda", "Voodoo 2")])
+@pytest.mark.parametrize(("device", "named"), [("cpu", "Motorola 68000"), ("cuda", "Voodoo 2; Motorola 68000")])
 def test_the_machine_is_the_one_that_measured(write, device, named):
     folder = write(edit=lambda measured: measured.update(device=device))
     assert load(folder)["machine"] == MACHINE
@@ -455,8 +454,7 @@ def test_what_cannot_be_merged_is_said_with_its_cost(write):
 
     def edit(measured):
         for candidate in measured["candidates"]:
-            shape, none = shapes[candidate["model"]], {"modules": (), "rank": 0, "places": 0}
-            candidate.update(cost_of(shape, shapes["dense"], [128], none))
+            candidate.update(cost_of(shapes[candidate["model"]], shapes["dense"], [128], deltas=0))
 
     folder = write(edit=edit)
     report = load(folder)
@@ -681,20 +679,19 @@ def test_where_the_time_goes_is_a_table_by_falling_share(write):
     assert "Where the time goes" not in page(write()).text
 
 
-@pytest.mark.parametrize("limits", [{}, {"limits": None}])
-def test_measurements_without_limits_are_reported(write, limits):
-    """Those of a GPU, and of earlier versions."""
-    folder = write(edit=lambda measured: measured.update(limits))
+def test_measurements_without_limits_are_reported(write):
+    """Those of a GPU."""
+    folder = write()
     text = (folder / "report.md").read_text(encoding="utf-8")
     assert "of the limit" not in text.lower() and "Limits" not in text and "Limits" not in page(folder).text
 
 
-@pytest.mark.parametrize(("waited", "told"), [({}, False), ({"waited": 0.03}, False), ({"waited": 0.42}, True)])
+@pytest.mark.parametrize(("waited", "told"), [(0.0, False), (0.03, False), (0.42, True)])
 def test_a_disturbed_measurement_is_told(write, waited, told):
     """First of all: its speeds are no measure, and its rates were measured in the same noise."""
 
     def edit(measured):
-        measured.update(waited, limits={"fp32": 366e9, "memory": 24.6e9, "how": {"fp32": "torch.mm"}})
+        measured.update(waited=waited, limits={"fp32": 366e9, "memory": 24.6e9, "how": {"fp32": "torch.mm"}})
         measured["candidates"][1]["latency"][0] |= {"limit_share": 1.137, "limit": "compute"}
 
     folder = write(edit=edit)
@@ -1041,6 +1038,24 @@ def test_files_that_were_not_measured_and_deltas_that_were_not_merged_are_told(w
     assert note.endswith(" which merging would save. All figures but non-zeros, which are of the merged weights, include them.")
 
 
+def test_where_another_file_is_served_than_was_measured_it_is_named(write, monkeypatch):
+    told = "deploy serves the compressed ONNX fp16, which was not measured: "
+    assert told not in " ".join(load(write())["notes"])
+    kind, metadata = STAGES["deploy"]
+    monkeypatch.setitem(STAGES, "deploy", (kind, {**metadata, "precision": "fp16"}))
+    report = load(folder := write())
+    told += f"what stands here as deployed is {report['deployed']}."
+    assert report["deployed"] == "compressed ONNX int8" and report["notes"][0] == report["brief"][0] == told
+    assert told in page(folder).text
+
+
+def test_where_a_gpu_was_measured_and_the_cpu_serves_it_is_told(write):
+    told = "deploy serves on the CPU, and all times here are of a GPU."
+    assert told not in load(write())["notes"]
+    report = load(write(edit=lambda measured: measured.update(device="cuda")))
+    assert report["notes"][0] == report["brief"][0] == told
+
+
 def test_of_masks_of_w_alone_the_non_zeros_include_the_deltas_that_are_kept_apart(write):
     """A merge would fill what they hide: the summary counts both, and the note must not say otherwise."""
 
@@ -1069,7 +1084,11 @@ def test_masks_of_w_alone_that_a_merge_keeps_are_pruning(tmp_path, monkeypatch):
 
     for place in ("pipelines.stages.benchmark.costs", "pipelines.reporting.unmeasured"):
         monkeypatch.setattr(f"{place}.load_model", model_of)
-    made = {"base": ("model", {"merged": True}), "prune": ("model", {"merged": False}), "export": ("onnx", {"parity": []})}
+    made = {
+        "base": ("model", {"merged": True}),
+        "prune": ("model", {"merged": False, "kept": {}}),
+        "export": ("onnx", {"parity": []}),
+    }
     base, *artifacts = (
         Artifact(tmp_path, entry, kind, entry, entry, {}, {"quality": quality(0.86), "files": {}, **facts})
         for entry, (kind, facts) in made.items()

@@ -12,11 +12,18 @@ class ReportConfig(StageConfig):
 
 
 def check(config: ReportConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
-    measured = [entry for entry in earlier if entry.row.measures]
-    later = entries_after(measured[-1], earlier) if measured else ()
+    measured = next((entry for entry in reversed(earlier) if entry.row.measures), None)
+    if measured is None:
+        return
+    later = entries_after(measured, earlier)
     if changed := next((entry for entry in later if entry.row.publishes_model or entry.row.exports), None):
-        what = f"'{measured[-1].id}' has not measured what '{changed.id}' makes"
+        what = f"'{measured.id}' has not measured what '{changed.id}' makes"
         yield Problem("E107", what, f"Put a benchmark after '{changed.id}', or the report before it")
+        return
+    served = next((entry for entry in reversed(later) if entry.row.serves), None)
+    if served and served.config.device == "cuda" and measured.config.device == "cpu":
+        what = f"'{served.id}' serves on CUDA, and '{measured.id}' measures on the CPU"
+        yield Problem("E643", what, f"Use device: cuda in '{measured.id}', or device: cpu in '{served.id}'")
 
 
 STAGE = Stage(
@@ -29,7 +36,7 @@ STAGE = Stage(
     uses_dense=True,
     reads_data=False,
     packages=("plotly", "jinja2"),
-    version=12,
+    version=13,
     run="pipelines.stages.report.run:run",
     check=check,
     with_tasks=lambda config, many, kinds: (),
