@@ -8,16 +8,64 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator
 
-Unit = Literal["heads", "cross_heads", "neurons", "layers"]
+from compressor.models.modules import STRUCTURES
+
+Unit = Literal[*STRUCTURES, "layers"]
 Structure = Literal[Unit, "weights"]
-AnyCriterion = Literal["delta", "weight", "weight_plus_delta", "taylor", "fisher", "random"]
-"""Criteria of units and of single weights."""
 
-Criterion = Literal[AnyCriterion, "reconstruction"]
-"""Criteria of units: `reconstruction` is the error of the hidden states without a unit."""
 
-WeightCriterion = Literal[AnyCriterion, "delta_or_weight"]
-"""`delta_or_weight` is DSEE's: |ΔW| for matrices that have one, |W| for the others, each kind ranked separately."""
+@dataclass(frozen=True)
+class CriterionTraits:
+    """How a criterion scores units or single weights; the lowest scores are removed first.
+
+    - `of`: what a score is made from: absolute values of the `change` ΔW, of the `weight` W or of their `sum`; the `loss` of
+      training rows, or their hidden `states`; or `chance`;
+    - `units`, `weights`: whether it scores units, and single weights;
+    - `two_pools`: a matrix without a ΔW is scored by |W|, and the matrices with and without one are ranked apart;
+    - `power`: of the effect on the loss (of a row; of a batch for single weights) that is summed;
+    - `passes`: forward passes that its scores of one structure, or of the weights, take for each training row (0: it reads no
+      rows), and `passes_of_layers` those of whole layers;
+    - `held`: bytes for each weight of the model while single weights are scored.
+    """
+
+    of: Literal["change", "weight", "sum", "loss", "states", "chance"]
+    units: bool = True
+    weights: bool = True
+    two_pools: bool = False
+    power: int = 0
+    passes: int = 0
+    passes_of_layers: int = 0
+    held: int = 4
+
+    @property
+    def by_change(self) -> bool:
+        """Whether it scores by |ΔW|, which may be 0 nearly everywhere."""
+        return self.of == "change"
+
+    @property
+    def needs_change(self) -> bool:
+        """Whether there is nothing to score by where nothing was tuned."""
+        return self.by_change and not self.two_pools
+
+
+# passes with gradients take as long as three; states go through two blocks for each, with the products of these states
+CRITERIA = {
+    "delta": CriterionTraits("change", held=12),  # ΔW, and a second score
+    "weight": CriterionTraits("weight"),
+    "weight_plus_delta": CriterionTraits("sum"),
+    "taylor": CriterionTraits("loss", power=1, passes=3, passes_of_layers=3, held=8),  # the sums over batches
+    "fisher": CriterionTraits("loss", power=2, passes=3, passes_of_layers=3, held=8),
+    "random": CriterionTraits("chance"),
+    "reconstruction": CriterionTraits("states", weights=False, passes=4, passes_of_layers=1),
+    "delta_or_weight": CriterionTraits("change", units=False, two_pools=True, held=12),
+}
+"""The pruning criteria by name: one row each. What a score computes is in `compressor.pruning.scores` and `.weights`.
+
+`reconstruction` is the error of the hidden states without a unit; `delta_or_weight` is DSEE's.
+"""
+
+Criterion = Literal[tuple(name for name, row in CRITERIA.items() if row.units)]
+WeightCriterion = Literal[tuple(name for name, row in CRITERIA.items() if row.weights)]
 
 UNSTRUCTURED = "unstructured"
 
@@ -51,13 +99,13 @@ def _pattern(value: str) -> str:
 Pattern = Annotated[str, AfterValidator(_pattern)]
 """Config type of `unstructured`, `2:4`, `1:4`, any n:m."""
 
-SUMS = ("delta", "weight", "weight_plus_delta")
+SUMS = tuple(name for name, row in CRITERIA.items() if row.units and row.of in ("change", "weight", "sum"))
 """Criteria of units that sum absolute values over the matrices of a structure."""
 
-LOSS_POWER = {"taylor": 1, "fisher": 2}
-"""Criteria computed from the loss, and the power of the effect (of a row; of a batch for single weights) that they sum."""
+LOSS_POWER = {name: row.power for name, row in CRITERIA.items() if row.of == "loss"}
+"""Criteria computed from the loss, and the power of the effect that they sum."""
 
-BY_ROWS = (*LOSS_POWER, "reconstruction")
+BY_ROWS = tuple(name for name, row in CRITERIA.items() if row.passes)
 """Criteria that are computed on training rows."""
 
 

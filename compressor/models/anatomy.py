@@ -88,7 +88,7 @@ class Matrix:
 class Layer:
     """One transformer block, located by its row. `needed`: other blocks depend on its attention, so it must keep that."""
 
-    def __init__(self, row: Architecture, blocks: Blocks, module: nn.Module, path: str, needed: bool = False):
+    def __init__(self, row: Architecture, blocks: Blocks, module: nn.Module, path: str, needed: bool):
         self.row, self.blocks, self.module, self.path = row, blocks, module, path
         self.needed = needed
         self.attention = module.get_submodule(blocks.attention)
@@ -128,12 +128,12 @@ class Layer:
 
     def units(self, structure: str) -> int:
         """Number of removable units left of a structure: heads (grouped by shared key and value head) or neurons."""
-        rows = STRUCTURES[structure].rows
-        if rows[0] not in self.parts:
+        span = STRUCTURES[structure]
+        if span.rows[0] not in self.parts:
             return 0
-        if structure == "neurons":
-            return self.matrix("ffn_in").original.shape[0]
-        return self.matrix(rows[1]).original.shape[0] // self.head_size
+        if not span.in_attention:
+            return self.matrix(span.rows[0]).original.shape[0]
+        return self.matrix(span.rows[1]).original.shape[0] // self.head_size
 
     def spread(self, name: str, units: Tensor) -> Tensor:
         """Indices of `units` (sorted int64) of a structure in the matrix `name`: rows, or columns for an output matrix."""

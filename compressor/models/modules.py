@@ -30,18 +30,38 @@ EVERYTHING = (*MODULES, REST)
 
 @dataclass(frozen=True)
 class Span:
-    """The weights of a removable unit of a block: rows of some matrices, columns of another."""
+    """The weights of a removable unit of a block: rows of some matrices, columns of another.
+
+    - `words`: what a report calls such units;
+    - `in_attention`: units are heads of an attention; otherwise a unit is one row of each matrix and one column;
+    - `tiled`: units are so many that they are removed in multiples of the tile that a matrix kernel computes at once;
+    - `scores_columns`: the columns count in a unit's score by magnitude, not the rows alone (DSEE section 3.3).
+    """
 
     rows: tuple[str, ...]
     columns: str
+    words: str
+    in_attention: bool = False
+    tiled: bool = False
+    scores_columns: bool = False
+
+    @property
+    def scored(self) -> tuple[str, ...]:
+        """The modules whose magnitudes are a unit's score."""
+        return (*self.rows, self.columns) if self.scores_columns else self.rows
 
 
 STRUCTURES = {
-    "heads": Span(("query", "key", "value"), "output"),
-    "cross_heads": Span(("cross_query", "cross_key", "cross_value"), "cross_output"),
-    "neurons": Span(("ffn_in", "ffn_gate"), "ffn_out"),
+    "heads": Span(("query", "key", "value"), "output", "heads", in_attention=True),
+    "cross_heads": Span(
+        ("cross_query", "cross_key", "cross_value"), "cross_output", "cross-attention heads", in_attention=True
+    ),
+    "neurons": Span(("ffn_in", "ffn_gate"), "ffn_out", "FFN neurons", tiled=True, scores_columns=True),
 }
 """If several query heads share a key and value head, a unit of `heads` is such a group."""
+
+TILED = tuple(name for name, span in STRUCTURES.items() if span.tiled)
+"""Structures that are removed in tiles."""
 
 
 def _expand_wide(value: Any) -> tuple[str, ...]:

@@ -69,7 +69,7 @@ def empty(layer: Layer, structure: str) -> None:
     inside = path.startswith(f"{home}.")
     if not inside:
         layer.module.set_submodule(path, constant)
-    if structure == "neurons":
+    if not STRUCTURES[structure].in_attention:
         layer.module.set_submodule(home, constant if inside else Absent())
         return
     index = getattr(layer.home(structure), "layer_idx", None)

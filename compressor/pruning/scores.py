@@ -20,13 +20,25 @@ from compressor.models.anatomy import Layer, Matrix, layers_of
 from compressor.models.modules import STRUCTURES
 from compressor.pruning.block_passes import BlockPasses, Inputs, require_finite, streams_of
 from compressor.pruning.refit import RIDGE
-from compressor.pruning_criteria import LOSS_POWER, SUMS, Criterion, Structure
+from compressor.pruning_criteria import CRITERIA, LOSS_POWER, SUMS, Criterion, Structure
 from compressor.selection import finite
 from compressor.tasks.kinds.classification import KIND as CLASSIFICATION
 from compressor.tasks.task_kind import TaskKind
 
 Changes = Mapping[str, Tensor]
 """Path of a matrix -> ΔW (out, in)."""
+
+
+def _change(matrix: Matrix, changes: Changes) -> Tensor:
+    return changes[matrix.path] if matrix.path in changes else torch.zeros_like(matrix.original)
+
+
+VALUES: dict[str, Callable[[Matrix, Changes], Tensor]] = {
+    "change": _change,
+    "weight": lambda matrix, changes: matrix.used,
+    "sum": lambda matrix, changes: matrix.weight,
+}
+"""What a criterion takes the absolute values of, (out, in), by its trait `of`."""
 
 
 def changes_of(model: nn.Module, base: nn.Module | None = None) -> dict[str, Tensor]:
@@ -57,8 +69,8 @@ def weight_scores(
     weight is not finite.
     """
     require_one_of("criterion", criterion, SUMS)
-    if criterion == "delta":
-        _require_tuned(model, structure, changes, modules)
+    if CRITERIA[criterion].needs_change:
+        _require_tuned(model, structure, criterion, changes, modules)
     scores = []
     for layer, units in zip(layers_of(model), units_of(model, structure), strict=True):
         matrices = [(layer.matrix(name), rows) for name, rows in _scored_matrices(layer, structure, modules)]
@@ -71,13 +83,15 @@ def weight_scores(
     return scores
 
 
-def _require_tuned(model: nn.Module, structure: Structure, changes: Changes, modules: Collection[str] | None) -> None:
+def _require_tuned(
+    model: nn.Module, structure: Structure, criterion: Criterion, changes: Changes, modules: Collection[str] | None
+) -> None:
     """Raise UserError E502 where no matrix that a structure is scored by has changed in any block that has units."""
     blocks = zip(layers_of(model), units_of(model, structure), strict=True)
     scored = [layer.matrix(name) for layer, units in blocks if units for name, _ in _scored_matrices(layer, structure, modules)]
     if scored and not any(matrix.path in changes for matrix in scored):
         names = ", ".join(dict.fromkeys(matrix.name for matrix in scored))
-        what = f"{structure} by criterion delta: nothing was tuned on {names}"
+        what = f"{structure} by criterion {criterion}: nothing was tuned on {names}"
         raise UserError("E502", what, "Tune one of these modules, or use taylor or weight")
 
 
@@ -87,17 +101,12 @@ def _scored_matrices(layer: Layer, structure: Structure, modules: Collection[str
     if span is None:
         yield from ((name, True) for name in names)
         return
-    yield from ((name, True) for name in span.rows if name in names)
-    if structure == "neurons" and span.columns in names:
-        yield span.columns, False
+    yield from ((name, name != span.columns) for name in span.scored if name in names)
 
 
 def _magnitudes(matrix: Matrix, criterion: Criterion, changes: Changes) -> Tensor:
     """The absolute values that a criterion sums for one matrix, (out, in)."""
-    if criterion == "delta":
-        weight = changes[matrix.path] if matrix.path in changes else torch.zeros_like(matrix.original)
-    else:
-        weight = matrix.used if criterion == "weight" else matrix.weight
+    weight = VALUES[CRITERIA[criterion].of](matrix, changes)
     # masked entries do not count
     return (weight if matrix.mask is None else matrix.mask.change(weight)).detach().abs()
 

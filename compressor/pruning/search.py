@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from compressor.cost import LayerShape, ModelShape
+from compressor.models.modules import TILED
 
 Measure = Callable[[ModelShape], float]
 """Cost of a model, in any unit; the part of a sublayer must not depend on other blocks."""
@@ -49,16 +50,16 @@ Widths = list[dict[str, int] | None]
 """For each block the units left of each structure; None if the block is removed."""
 
 
-def step_of(units: int, tile: int = 1) -> int:
+def step_of(units: int, tile: int) -> int:
     """Step between widths, which are multiples of it: matrix kernels work in tiles, of `tile` columns where that is known. A
     layer of fewer than four tiles takes a finer step."""
     usual = next((step for least, step in ((512, 32), (128, 8)) if units >= least), 1)
     return max(usual, tile) if units >= 4 * tile else usual
 
 
-def widths_of(structure: str, units: int, least: int, tile: int = 1) -> list[int]:
+def widths_of(structure: str, units: int, least: int, tile: int) -> list[int]:
     """Numbers of units that may be left of `units`, starting with all of them, each at least `least`."""
-    step = step_of(units, tile) if structure == "neurons" else 1
+    step = step_of(units, tile) if structure in TILED else 1
     return [units, *(count for count in range((units - 1) // step * step, -1, -step) if least <= count < units)]
 
 

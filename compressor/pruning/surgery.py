@@ -152,7 +152,8 @@ def _cut(model: nn.Module, layer: Layer, structure: str, gone: list[int]) -> Non
     if not len(keep):
         empty(layer, structure)
         return
-    key_rows = None if structure == "neurons" else layer.spread(STRUCTURES[structure].rows[1], keep)
+    span = STRUCTURES[structure]
+    key_rows = layer.spread(span.rows[1], keep) if span.in_attention else None
     group_of(layer, structure, gone).prune(record_history=False)
     if key_rows is None:
         return

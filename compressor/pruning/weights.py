@@ -19,8 +19,8 @@ from compressor.deltas.links import attach, chains, detach, merged_copy
 from compressor.deltas.sources import top_mask
 from compressor.errors import UserError
 from compressor.models.anatomy import Matrix, layers_of
-from compressor.pruning.scores import Changes
-from compressor.pruning_criteria import LOSS_POWER, SUMS, UNSTRUCTURED, Hides, NofM, WeightCriterion
+from compressor.pruning.scores import VALUES, Changes
+from compressor.pruning_criteria import CRITERIA, LOSS_POWER, UNSTRUCTURED, Hides, NofM, WeightCriterion
 from compressor.selection.finite import require_finite, require_ranks
 from compressor.tasks.kinds.classification import KIND as CLASSIFICATION
 from compressor.tasks.task_kind import TaskKind
@@ -35,20 +35,17 @@ def importance(matrices: Sequence[Matrix], criterion: WeightCriterion, changes: 
     W is the frozen weight, as in DSEE. Raises UserError E502 when the criterion is delta and a matrix has none, E409 for scores
     that are not finite.
     """
-    require_one_of("criterion", criterion, (*SUMS, "delta_or_weight", "random"))
-    generator, scores = torch.Generator().manual_seed(seed), {}
+    require_one_of("criterion", criterion, [name for name, row in CRITERIA.items() if row.weights and not row.passes])
+    row, generator, scores = CRITERIA[criterion], torch.Generator().manual_seed(seed), {}
     for matrix in matrices:
-        if criterion == "random":
-            scores[matrix.path] = torch.rand(matrix.original.shape, generator=generator).to(matrix.original.device)
-        elif criterion == "weight_plus_delta":
-            scores[matrix.path] = matrix.weight.detach().abs()
-        elif criterion == "weight" or (criterion == "delta_or_weight" and matrix.path not in changes):
-            scores[matrix.path] = matrix.original.detach().abs()
-        elif matrix.path in changes:
-            scores[matrix.path] = changes[matrix.path].abs()
-        else:
-            what = f"weights by criterion delta: nothing was tuned on {matrix.path}"
+        bare = row.by_change and matrix.path not in changes
+        if bare and row.needs_change:
+            what = f"weights by criterion {criterion}: nothing was tuned on {matrix.path}"
             raise UserError("E502", what, "Name the tuned modules, or use delta_or_weight")
+        if row.of == "chance":
+            scores[matrix.path] = torch.rand(matrix.original.shape, generator=generator).to(matrix.original.device)
+        else:
+            scores[matrix.path] = VALUES["weight" if bare else row.of](matrix, changes).detach().abs()
     return _candidates(matrices, scores, criterion)
 
 

@@ -2,6 +2,7 @@
 
 from itertools import cycle
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -20,15 +21,16 @@ from compressor.models.modules import MODULES, STRUCTURES
 from compressor.pruning.scores import changes_of
 from compressor.pruning.surgery import Removal, remove
 from compressor.pruning.weights import densities, hide_all_but, hide_lowest, holds, importance, loss_importance, nonzeros
-from compressor.pruning_criteria import NofM
+from compressor.pruning_criteria import LOSS_POWER, NofM, WeightCriterion
 from compressor.selection.choice import choose_places
 from compressor.selection.gradients import gradient_scores
-from compressor.storage import bits, delta_file, live
+from compressor.storage import delta_file, live
 from compressor.storage.peft.write import write_peft
 from compressor.training.schedule import Schedule
 from compressor.training.trainer import train
 from pipelines.stages.prune.mask_weights import hide_by
-from pipelines.stages.prune.prune_weights import BY_CHANGE, WeightsItem
+from pipelines.stages.prune.prune_weights import WeightsItem
+from tests.compressor import papers_bits
 from tests.compressor.conftest import CASES, GROWING, NEURONS, TRIED, encoding, logits, prepared, tiny, tuned
 from tests.compressor.training_parts import rows_of
 
@@ -37,15 +39,12 @@ LABELS = torch.tensor([0, 2, 1])
 ADAPTED = ("query", "value")
 
 
-CRITERIA = ("delta", "weight", "weight_plus_delta", "random", "delta_or_weight", "taylor", "fisher")
-
-
 @st.composite
 def plans(draw) -> WeightsItem:
     """Any pattern, criterion, scope, shares and modules that fit a tiny model."""
     item = {"structure": "weights", "pattern": draw(st.sampled_from(["unstructured", "2:4", "1:4", "1:2"]))}
     # delta needs a ΔW on every one of the modules
-    item["criterion"] = draw(st.sampled_from(CRITERIA))
+    item["criterion"] = draw(st.sampled_from(get_args(WeightCriterion)))
     item["modules"] = ADAPTED if item["criterion"] == "delta" else draw(st.sampled_from(["all", ("query", "ffn_out")]))
     if item["pattern"] == "unstructured":
         share = st.floats(0.01, 0.99)
@@ -57,7 +56,7 @@ def plans(draw) -> WeightsItem:
 
 def scores_of(model, item: WeightsItem) -> dict[str, torch.Tensor]:
     matrices = matrices_of(model, item.modules)
-    if item.criterion in ("taylor", "fisher"):
+    if item.criterion in LOSS_POWER:
         return loss_importance(model, matrices, item.criterion, [(encoding(), LABELS)])
     return importance(matrices, item.criterion, changes_of(model), seed=3)
 
@@ -100,7 +99,9 @@ def assert_exact(architecture: str, item: WeightsItem, case: str, folder: Path) 
     merged = merged_copy(model)
     before, dense = dict(merged.named_parameters()), {one.path: one.weight for one in matrices_of(merged, MODULES)}
     adapted = set(changes_of(model))
-    of_equal = {path: weight.detach().abs() * (item.criterion in BY_CHANGE) for path, weight in dense.items()}
+    of_equal = {
+        path: weight.detach().abs() * (item.criterion in ("delta", "delta_or_weight")) for path, weight in dense.items()
+    }
     scores = {path: torch.stack([score, of_equal[path]], dim=-1) for path, score in carry_out(model, item).items()}
     pairs = {path: [tuple(pair) for pair in score.flatten(0, 1).tolist()] for path, score in scores.items()}
     expected = brute_force(item, pairs, adapted)
@@ -383,9 +384,10 @@ def test_size_formula_counts_a_bit_a_weight(tmp_path):
         if name == "without":
             carry_out(model, HALF)
     shapes = [tuple(matrix.original.shape) for matrix in matrices_of(model, MODULES)]
-    assert sizes[1] - sizes[0] == bits.pruned(shapes).bytes == sum(out * into for out, into in shapes) // 8
+    assert sizes[1] - sizes[0] == papers_bits.pruned(shapes).bytes == sum(out * into for out, into in shapes) // 8
     found = delta_file.read(tmp_path / "with")
-    assert delta_file.stored(found).trained == bits.low_rank(2, [shape for shape in shapes if shape == (32, 32)][:6]).scalars
+    adapted = [shape for shape in shapes if shape == (32, 32)][:6]
+    assert delta_file.stored(found).trained == papers_bits.low_rank(2, adapted).scalars
 
 
 @pytest.mark.parametrize("damage", ["short", "long", "shape", "missing"])

@@ -15,10 +15,15 @@ import numpy as np
 import pytest
 from triton_parts import FACTS, LABELS, TRITON, WORDS, write_classifier
 
-from compressor.processor import cpu_quota
+from compressor.control_groups import cpu_quota
+from compressor.tasks import GENERATED, KINDS
 from export.runtimes.runtime_registry import RUNTIMES
+from pipelines.stages.served_checks import ANSWERS
 from serving.backend_files import backend_names, copy_backend
+from serving.clients.by_text import READERS
 from serving.clients.by_tokens import load_tokenizer
+from serving.front.triton_models import TextModel
+from serving.layout.text_outputs import ANY_KIND, CLASSES, TEXT_OUTPUTS
 from serving.layout.version_file import read_version
 from serving.repository import write_version
 from tests.compressor.test_processor import write_groups
@@ -83,6 +88,21 @@ def test_long_texts_are_cut_at_the_end_at_which_they_were_in_training(modules, t
     (row,) = rows = [model.row([text.encode()])]
     assert model.tokenize(rows) == {} and row.encoding.ids == expected
     assert len(model.shortened(text)) < len(text) if side == "right" else model.shortened(text) == text
+
+
+def test_every_kind_that_writes_no_texts_can_be_served(modules):
+    """One without a row would fail where it is deployed, or where the first client asks."""
+    kinds = set(KINDS) - set(GENERATED)
+    assert set(modules("compress_text", "text_answers").FORMATS) == set(TEXT_OUTPUTS) == {*kinds, ANY_KIND}
+    assert set(ANSWERS) == kinds
+    values = {"TYPE_STRING": np.array(b"[]", object), "TYPE_FP32": np.float32(1), "TYPE_INT64": np.int64(1)}
+    for kind, outputs in TEXT_OUTPUTS.items():
+        row = {name: np.full(2 if count == CLASSES else count, values[type_]) for name, type_, count in outputs}
+        (read,) = [read for output, read in READERS.items() if output in row]
+        assert read("a", row) is not None, kind
+        front = TextModel("a-text", pairs=False, most=1, outputs=tuple(row))
+        (found,) = front.predictions({name: array[None] for name, array in row.items()})
+        assert found.model_dump(exclude_none=True), kind
 
 
 def counted(model):
@@ -377,15 +397,14 @@ def test_memory_settings_of_the_native_backend_are_followed(modules, served):
 
 def test_instances_share_the_cores(modules, tmp_path, monkeypatch):
     modules("onnxruntime", "model")
-    threads = importlib.import_module("cpu_threads")
+    threads, groups = map(importlib.import_module, ("cpu_threads", "control_groups"))
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
-    monkeypatch.setattr(threads, "CGROUP", tmp_path)
-    monkeypatch.setattr(threads, "MEMBERSHIP", tmp_path / "membership")
-    assert [threads.threads_of({"instance_group": [{"count": n}]}, {}, "t") for n in (1, 2, 3, 20)] == [8, 4, 2, 1]
-    assert threads.threads_of({"instance_group": [{"count": 2}]}, {"t": "5"}, "t") == 5
     for quota, cores in (("250000 100000\n", 3), ("max 100000\n", 8), ("damaged\n", 8)):
         (tmp_path / "cpu.max").write_text(quota)
-        assert threads.cores() == cores
+        assert groups.cores(tmp_path, tmp_path / "membership") == cores
+    monkeypatch.setattr(groups, "cpu_quota", lambda *_: None)
+    assert [threads.threads_of({"instance_group": [{"count": n}]}, {}, "t") for n in (1, 2, 3, 20)] == [8, 4, 2, 1]
+    assert threads.threads_of({"instance_group": [{"count": 2}]}, {"t": "5"}, "t") == 5
 
 
 @pytest.mark.parametrize(
@@ -412,12 +431,10 @@ def test_instances_share_the_cores(modules, tmp_path, monkeypatch):
 def test_every_control_group_of_a_server_limits_its_threads(modules, tmp_path, monkeypatch, membership, files):
     """As the pipeline counts cores (`compressor.processor`): more threads than the quota allows delay each other."""
     modules("onnxruntime", "model")
-    threads = importlib.import_module("cpu_threads")
+    groups = importlib.import_module("control_groups")
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
     paths = write_groups(tmp_path, membership, files)
-    for name, path in zip(("CGROUP", "MEMBERSHIP"), paths, strict=True):
-        monkeypatch.setattr(threads, name, path)
-    assert threads.cores() == 2 == math.ceil(cpu_quota(*paths))
+    assert groups.cores(*paths) == 2 == math.ceil(cpu_quota(*paths))
 
 
 def test_the_backends_import_nothing_of_the_project(tmp_path):

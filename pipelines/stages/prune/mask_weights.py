@@ -13,13 +13,13 @@ from compressor.deltas.links import merged_copy
 from compressor.models.anatomy import Matrix, layers_of, matrices_of, modules_of
 from compressor.pruning.scores import Changes, changes_of
 from compressor.pruning.weights import hide, hide_all_but, hide_lowest, importance, loss_importance, mask_of
-from compressor.pruning_criteria import LOSS_POWER, Hides
+from compressor.pruning_criteria import CRITERIA, LOSS_POWER, Hides
 from compressor.tasks.data import Data, tensor_batches
 from compressor.tasks.features import torch_forward
 from export.parity.compare import compare, require
 from pipelines.engine.stage import Workspace
 from pipelines.stages.loading import PARITY_ROWS, predict_rows
-from pipelines.stages.prune.prune_weights import BY_CHANGE, Pool, WeightsItem, pools_of
+from pipelines.stages.prune.prune_weights import Pool, WeightsItem, pools_of
 
 
 def carry_out(
@@ -72,7 +72,7 @@ def hide_by(
 
     Of equal |ΔW| the smaller |W + ΔW| goes first: after a sparse tune most of them are 0, and do not rank the weights.
     """
-    second = importance(matrices, "weight_plus_delta", changes, 0) if item.criterion in BY_CHANGE else {}
+    second = importance(matrices, "weight_plus_delta", changes, 0) if CRITERIA[item.criterion].by_change else {}
     if item.nm:
         for matrix in matrices:
             hide_all_but(matrix, scores[matrix.path], item.nm, hides, second=second.get(matrix.path))

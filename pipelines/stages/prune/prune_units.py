@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from compressor.cost import LayerShape
     from compressor.models.anatomy import Layer
 
-MODULES_OF = {name: span.rows for name, span in STRUCTURES.items()} | {"neurons": ("ffn_in", "ffn_gate", "ffn_out")}
+MODULES_OF = {name: span.scored for name, span in STRUCTURES.items()}
 """Modules whose |ΔW| scores a structure."""
 
 

@@ -13,14 +13,20 @@ from compressor.cost import ModelShape, share
 from compressor.errors import UserError
 from compressor.methods import method
 from compressor.models.modules import MODULES, STRUCTURES, Modules
-from compressor.pruning_criteria import LOSS_POWER, UNSTRUCTURED, Hides, NofM, Pattern, WeightCriterion, require_rows_used
+from compressor.pruning_criteria import (
+    CRITERIA,
+    LOSS_POWER,
+    UNSTRUCTURED,
+    Hides,
+    NofM,
+    Pattern,
+    WeightCriterion,
+    require_rows_used,
+)
 from pipelines.engine.stage import Entry, Problem
 from pipelines.file import limits
 from pipelines.stages.prune.uneven_layers import check_pattern_fits
 from pipelines.stages.training_config import DEFAULT_MODULES, on_of
-
-BY_CHANGE = ("delta", "delta_or_weight")
-"""Criteria that score weights by |ΔW|, which may be 0 nearly everywhere."""
 
 Share = Annotated[StrictFloat, Field(gt=0, lt=1)]
 
@@ -70,7 +76,7 @@ class WeightsItem(BaseModel):
             raise ValueError(f"pattern {self.pattern} fixes what is removed: leave out remove and scope")
         if self.nm is None and self.remove is None:
             raise ValueError("an unstructured item needs remove, the share of the weights to remove")
-        if isinstance(self.remove, Shares) and self.criterion != "delta_or_weight":
+        if isinstance(self.remove, Shares) and not CRITERIA[self.criterion].two_pools:
             raise ValueError(f"criterion {self.criterion} has one pool: give remove as one share")
         return self
 
@@ -103,7 +109,7 @@ def problems(
     if item.hides == "weight" and touched is None:
         what = "hides: weight keeps ΔW apart from the weight that it hides, after method full there is no such ΔW"
         yield Problem("E412", what, "Leave out hides, or tune by another method", ("items", number, "hides"))
-    if item.criterion != "delta" or in_every_block is None:
+    if not CRITERIA[item.criterion].needs_change or in_every_block is None:
         return
     modules = EVERYWHERE if item.modules == MODULES else item.modules
     if bare := [name for name in modules if name not in in_every_block]:
@@ -111,7 +117,7 @@ def problems(
         if of_last_blocks:
             trained = of_last_blocks.config.top
             why, fix = f"'{of_last_blocks.id}' trains the last {trained} blocks alone", "Leave out top there"
-        what, fix = f"weights by criterion delta, but {why}", f"{fix}, or use delta_or_weight"
+        what, fix = f"weights by criterion {item.criterion}, but {why}", f"{fix}, or use delta_or_weight"
         yield Problem("E502", what, fix, ("items", number, "criterion"))
 
 
@@ -188,7 +194,7 @@ class Pool:
 
 def pools_of(item: WeightsItem, names: Sequence[str], sizes: Sequence[int], adapted: Sequence[bool]) -> list[Pool]:
     """The pools of an unstructured item over matrices of these names and sizes, in order; `adapted`: which have a ΔW."""
-    two = item.criterion == "delta_or_weight"
+    two = CRITERIA[item.criterion].two_pools
     groups: dict[tuple[str, bool], list[int]] = {}
     for number, name in enumerate(names):
         with_delta = adapted[number] and two
@@ -258,9 +264,9 @@ def memory_of(item: WeightsItem, shape: ModelShape) -> int:
     copied, with an int64 index and masks. Measured: a BERT's by |W|, all together, take 28 bytes a weight."""
     sizes = [rows * columns for _, rows, columns in shape.matrices(item.modules)]
     ranked = sum(sizes) if item.scope != "matrix" and not item.nm else max(sizes)
-    # ΔW and the second score; the sums over batches
-    held, joined = (12, 28) if item.criterion in BY_CHANGE else (8 if item.criterion in LOSS_POWER else 4, 24)
-    return 2 * shape.bytes + held * sum(sizes) + joined * ranked
+    row = CRITERIA[item.criterion]
+    joined = 28 if row.by_change else 24  # with the second score
+    return 2 * shape.bytes + row.held * sum(sizes) + joined * ranked
 
 
 def tuned_modules(plan: Plan) -> list[set[str]]:

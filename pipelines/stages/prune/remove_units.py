@@ -20,7 +20,7 @@ from compressor.pruning.scores import (
     weight_scores,
 )
 from compressor.pruning.surgery import Removal, remove, silence
-from compressor.pruning_criteria import SUMS
+from compressor.pruning_criteria import CRITERIA, SUMS
 from compressor.tasks.data import Data, tensor_batches
 from pipelines.engine.stage import Workspace
 from pipelines.stages.loading import PARITY_ROWS
@@ -33,11 +33,12 @@ def score(
     item: PruneItem | ScoreSettings, model: nn.Module, base: nn.Module | None, seed: int, data: Data, workspace: Workspace
 ) -> list[Tensor]:
     """One tensor of scores per layer, by the item's criterion. `base` (same shapes) is given after full tuning."""
-    if item.criterion == "random":
+    row = CRITERIA[item.criterion]
+    if row.of == "chance":
         return random_scores(model, item.structure, seed)
     if item.criterion in SUMS:
         return weight_scores(model, item.structure, item.criterion, changes_of(model, base), item.modules)
-    rows, by_states = data.train.sample(item.rows), item.criterion == "reconstruction"
+    rows, by_states = data.train.sample(item.rows), row.of == "states"
     steps = len(rows) * (len(layers_of(model)) if by_states else 1)
     with workspace.progress(f"scoring {item.structure} by {item.criterion}", steps) as bar, accelerated(model) as device:
         batches = batches_on(device, tensor_batches(rows, data.pad_id, data.batch_size))

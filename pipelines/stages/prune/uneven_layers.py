@@ -9,7 +9,7 @@ from typing import Protocol
 from compressor.account import Plan, Trained
 from compressor.errors import UserError
 from compressor.methods import method
-from compressor.models.modules import STRUCTURES
+from compressor.models.modules import STRUCTURES, TILED
 from compressor.pruning_criteria import NofM
 from pipelines.engine.stage import Entry
 
@@ -50,8 +50,8 @@ def steps_of_search(structures: Iterable[str], plan: Plan, tile: int) -> Mapping
 
     even = [name for name in structures if name not in plan.steps]
     units = {name: [layer.units(name) for layer in plan.shape.layers if layer.units(name)] for name in even}
-    steps = {"neurons": [step_of(count, tile) for count in units.get("neurons", ())]}
-    found = {name: math.gcd(*counts, *steps.get(name, [1])) for name, counts in units.items()}
+    steps = {name: [step_of(count, tile) for count in units[name]] if name in TILED else [1] for name in even}
+    found = {name: math.gcd(*counts, *steps[name]) for name, counts in units.items()}
     return {**plan.steps, **dict.fromkeys(structures, 1), **found}
 
 
@@ -60,7 +60,7 @@ def check_pattern_fits(name: str, pattern: NofM, plan: Plan) -> None:
     structure = next((key for key in plan.steps if STRUCTURES[key].columns == name), None)
     if structure is None:
         return
-    step = plan.steps[structure] * (1 if structure == "neurons" else plan.shape.layers[0].head_size)
+    step = plan.steps[structure] * (plan.shape.layers[0].head_size if STRUCTURES[structure].in_attention else 1)
     if step % pattern.run:
         what = (
             f"only the run decides how many {structure} each layer keeps: the pattern {pattern.keep}:{pattern.run} may not fit"
@@ -84,6 +84,6 @@ def _of_units(items: Iterable[UnitsItem]) -> Iterable[UnitsItem]:
 
 
 def _told(item: UnitsItem, who: str) -> Iterable[str]:
-    if isinstance(item.remove, int) or item.structure != "neurons":  # a share of many neurons is neither none nor all of them
+    if isinstance(item.remove, int) or item.structure not in TILED:  # a share of many neurons is neither none nor all of them
         what = f"only the run decides how many {item.structure} a layer keeps, and {who} removes {item.remove} of each"
         yield f"{what}: E501 where too few are left; scope: global there removes them where they are"
