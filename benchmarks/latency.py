@@ -5,7 +5,8 @@
 
 Every graph has the same fusion level (fused, and the dense one unfused too: the baseline is the faster of the two). Which
 heads and neurons are removed does not change the time, so the first ones go. Rounds are interleaved, one process a graph;
-the dense graph runs twice as an A/A control, and a run whose control is off by more than 3 % is void: exit code 3.
+the dense graph runs twice as an A/A control, and a run whose control is off by more than 3 %, or whose processes waited for a
+core a tenth of their time, is void: exit code 3.
 """
 
 from __future__ import annotations
@@ -65,13 +66,14 @@ def variants(folder: Path, scratch: Path, length: int) -> tuple[list[LatencyVari
     for name, (heads, neurons) in PLANS.items():
         model = pruned(folder, heads, neurons)
         flops[name] = shape_of(model).flops(length)
-        paths = export_onnx(model, sample, scratch / name.replace(" ", "_"))
+        graph = trace(model, sample)
+        paths = write_onnx(graph, scratch / name.replace(" ", "_"), fuse=can_fuse(model))
         result += [
             LatencyVariant(f"{name} fp32 fused", "onnxruntime", paths["fp32"]),
             LatencyVariant(f"{name} int8", "onnxruntime", paths["int8"]),
         ]
         if name == "dense":
-            plain = export_onnx(model, sample, scratch / "plain", precisions=["fp32"], fuse=False)["fp32"]
+            plain = write_onnx(graph, scratch / "plain", precisions=["fp32"], fuse=False)["fp32"]
             result += [
                 LatencyVariant("dense fp32 unfused", "onnxruntime", plain),
                 LatencyVariant(CONTROL, "onnxruntime", paths["fp32"]),
@@ -94,8 +96,9 @@ def table(rows: list[Measurement], flops: dict[str, int]) -> dict[str, dict]:
         print(f"{row.variant:<30}{row.p50:>9.2f}{row.iqr:>8.2f}{row.p95:>9.2f}{ratio:>8.3f}{share:>8.3f}")
         result[row.variant] = {**row.to_json(), "ratio": ratio, "flops_ratio": share}
     control = times[CONTROL].p50 / times["dense fp32 fused"].p50
-    valid = abs(control - 1) <= 0.03
-    print(f"A/A control {control:.3f}: {'valid' if valid else 'VOID, run it again on a quieter machine'}")
+    void = void_where_disturbed(rows)
+    valid = abs(control - 1) <= 0.03 and not void
+    print(f"A/A control {control:.3f}: {'valid' if valid else 'VOID, run it again on a quieter machine'}", *void)
     return {"baseline": baseline, "control": control, "valid": valid, "graphs": result}
 
 

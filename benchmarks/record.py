@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from export.latency.core_time import disturbance
 from pipelines.engine.store import lock, write_atomic
+
+if TYPE_CHECKING:
+    from export.latency.measure import Measurement
 
 
 def plain(reference: str) -> str:
@@ -19,6 +23,12 @@ def plain(reference: str) -> str:
 def spread(values: Sequence[float], sign: str = "") -> str:
     """'89.2 ± 0.3', or the one value there is; with the sign '+' as a change."""
     return f"{statistics.fmean(values):{sign}.1f}" + (f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "")
+
+
+def void_where_disturbed(measured: Iterable[Measurement]) -> list[str]:
+    """A line for a page where the timed processes waited for a core, so that its times mean little."""
+    told = disturbance(max(row.waited for row in measured))
+    return [f"Void: {told}."] if told else []
 
 
 def read_record(path: Path, part: str | None, facts: Mapping[str, Any]) -> dict[str, Any] | None:

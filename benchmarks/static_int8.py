@@ -145,6 +145,7 @@ def main() -> None:
             f"{options.batch} × {options.length} tokens.",
             "",
             *table(measured, {row.variant: row for row in timed}, quality_of(reference, data), data.kind.metric.name),
+            *(["", *void] if (void := void_where_disturbed(timed)) else []),
         ]
     )
     print(text)

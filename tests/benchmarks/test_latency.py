@@ -14,8 +14,12 @@ PLANS = ("dense", "3 heads")
 NAMES = (*(f"{plan} {kind}" for plan in PLANS for kind in ("fp32 fused", "int8")), "dense fp32 unfused", latency.CONTROL)
 
 
-@pytest.mark.parametrize(("control", "code"), [(10.2, 0), (9.8, 0), (10.4, 3), (9.6, 3)])
-def test_a_run_whose_control_is_off_is_void_and_ends_in_3(tmp_path, monkeypatch, capsys, control, code):
+@pytest.mark.parametrize(
+    ("control", "waited", "code"), [(10.2, 0.0, 0), (9.8, 0.0, 0), (10.4, 0.0, 3), (9.6, 0.0, 3), (10.2, 0.5, 3)]
+)
+def test_a_run_whose_control_is_off_or_that_was_disturbed_is_void_and_ends_in_3(
+    tmp_path, monkeypatch, capsys, control, waited, code
+):
     model, result = write_project(tmp_path / "project").parent / "model", tmp_path / "out.json"
     # batch 1 is always right: one void shape makes the run void
     times = {1: 10.0, 8: control}
@@ -24,7 +28,7 @@ def test_a_run_whose_control_is_off_is_void_and_ends_in_3(tmp_path, monkeypatch,
         latency,
         "measure",
         lambda graphs, shapes, rounds: [
-            summarize(name, *shape, [times[shape[0]] if name == latency.CONTROL else 10.0] * rounds)
+            summarize(name, *shape, [times[shape[0]] if name == latency.CONTROL else 10.0] * rounds, waited * (shape[0] == 8))
             for shape in shapes
             for name in NAMES
         ],

@@ -11,6 +11,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from benchmarks import unpadded
 from benchmarks.runtimes import narrowed
+from compressor.tasks.features import torch_forward
 from tests.tiny import write_model
 
 SHAPE = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
@@ -29,15 +30,15 @@ def test_without_padding_the_logits_are_the_same(share, lengths):
     torch.manual_seed(0)
     model = BertForSequenceClassification(BertConfig(**SHAPE, initializer_range=0.3)).double().eval()
     model = narrowed(model, share) if share < 1 else model
-    expected = unpadded.padded(copy.deepcopy(model), "cpu")(batch_of(lengths))
-    found = unpadded.unpadded(model, "cpu")(batch_of(lengths))
+    expected = torch_forward(copy.deepcopy(model), accelerate=False)(batch_of(lengths))
+    found = unpadded.unpadded(model)(batch_of(lengths))
     assert expected.std() > 0.1
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_row_depends_on_no_other():
     torch.manual_seed(0)
-    forward = unpadded.unpadded(BertForSequenceClassification(BertConfig(**SHAPE, initializer_range=0.3)).eval(), "cpu")
+    forward = unpadded.unpadded(BertForSequenceClassification(BertConfig(**SHAPE, initializer_range=0.3)).eval())
     both, alone = batch_of([6, 8]), {name: values[1:] for name, values in batch_of([6, 8]).items()}
     np.testing.assert_allclose(forward(both)[1:], forward(alone), rtol=1e-4, atol=1e-5)
 
