@@ -23,10 +23,10 @@ from compressor.storage.delta_file import DeltaFile, read
 from compressor.storage.live import apply, base_of, load_on, strip
 from compressor.tasks.features import pad, predict, torch_forward
 from compressor.tasks.predictions import every_token
-from compressor.tasks.task_kind import kind_shown, kind_with
+from compressor.tasks.task_kind import kind_of, kind_shown, kind_with
 from export.graph.rewrite import can_fuse
 from export.many.stacked_graph import TASK, trace_stacked, write_stacked
-from export.parity.compare import ParityResult, compare, require
+from export.parity.compare import ParityResult, compare, failure
 from export.runtimes.runtime import Runtime, Session
 from export.runtimes.runtime_registry import DEFAULT
 from export.runtimes.sessions import run, session
@@ -137,8 +137,7 @@ def task_names(paths: Sequence[Path]) -> list[str]:
     names = [path.name.removesuffix(".safetensors").removesuffix(".delta") for path in paths]
     for number, (name, path) in enumerate(zip(names, paths, strict=True)):
         if not re.fullmatch(NAME_PATTERN, name):
-            fix = "Use letters a to z, digits, '_', '-' and '.'"
-            raise UserError("E777", f"'{name}' is not a name of a task", fix, str(path))
+            raise UserError("E777", f"'{name}' is not a name of a task", NAME_FIX, str(path))
         if name in names[:number]:
             what = f"two tasks are named '{name}', the other by {paths[names.index(name)]}"
             raise UserError("E777", what, "Rename one of the files: a task has the name of its file", str(path))
@@ -192,7 +191,7 @@ def _facts(paths: Sequence[Path], deltas: Sequence[DeltaFile]) -> list[list[Any]
 def _merged_outputs(model: nn.Module, rows: Rows, task: StackedTask, pad_id: int) -> np.ndarray:
     """Outputs (predictions, outputs) of the live task: its deltas are computed into the weights, as when they are merged."""
     forward = torch_forward(model, accelerate=False)
-    return predict(forward, rows, pad_id, labels=every_token(rows) if task.kind == "tokens" else None)
+    return predict(forward, rows, pad_id, labels=every_token(rows) if kind_of(task.kind).auto_class == TOKENS else None)
 
 
 def prove_tasks(
@@ -227,7 +226,8 @@ def prove_tasks(
             task=kind,
             batches=({"batch 1": reference}, {"batch 1": alone}),
         )
-        require(result)
+        if not result.passed:
+            raise CheckError("E610", failure(result).what, f"Nothing was written. Leave the delta of '{task.name}' out")
         results.append(result)
     return results
 

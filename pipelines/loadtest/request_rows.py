@@ -17,6 +17,7 @@ from compressor.tasks.reading import read_task
 from pipelines.runs.finished import open_run
 from pipelines.runs.served import find_repository
 from serving.answer_bounds import IN_BATCHES, TOLERANCE, tolerance_alone, tolerance_in_batches
+from serving.backends.door import VERSION_FILE
 from serving.client import Client
 from serving.clients.by_tokens import TextEncoder, find_version
 from serving.layout.version_file import read_version
@@ -89,6 +90,9 @@ def tokens_of(
 ) -> list[Row]:
     """Texts as tokens of the model, each at its own length; `tokenizer` is a version's folder. Raises UserError E714, E728,
     E745 for a text with too few or too many parts."""
+    if tokenizer and not (tokenizer / VERSION_FILE).is_file():
+        fix = "Give --tokenizer the folder of a version, such as reviews/1 of a repository"
+        raise UserError("E728", f"no {VERSION_FILE}, so it is no version of a model", fix, str(tokenizer))
     folder = tokenizer or find_version(client, model, client.versions(model)[-1])
     facts = read_version(folder)
     check_parts(texts, 1 + facts.pair, "pairs of texts" if facts.pair else "single texts")

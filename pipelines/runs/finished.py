@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from compressor.run_store import LOCK_FILE, RUN_AGAIN, store_of
 from compressor.tasks import TaskConfig
 from pipelines.engine.attempt import Attempt, last_attempt
 from pipelines.engine.lockfile import Failure, read_lock
-from pipelines.engine.stage import Artifact
+from pipelines.engine.stage import Artifact, Inputs, dense_of
 from pipelines.engine.store import Store, digest
 from pipelines.file.yaml_source import dotted
 from pipelines.reporting.kept import layers_left
@@ -61,6 +61,17 @@ class FinishedRun:
             where = str(self.folder / LOCK_FILE)
             raise UserError("E803", f"its task is refused by this version: {reason}", fix, where) from None
 
+    def inputs(
+        self, threads: int | None = None, base: Reference | None = None, artifacts: Sequence[Artifact] | None = None
+    ) -> Inputs:
+        """The inputs of a stage behind some of its artifacts, by default all; `base` is by default its model, resolved anew.
+
+        Raises UserError E803, E805, and of the model as `resolve`.
+        """
+        base = resolve(self.model) if base is None else base
+        earlier = tuple(map(self.artifact, self.lock["stages"]) if artifacts is None else artifacts)
+        return Inputs(base, self.task, self.lock["seed"], earlier, dense_of(earlier), threads=threads)
+
     @property
     def failures(self) -> list[Failure]:
         """The checks that failed in it without stopping it."""
@@ -80,11 +91,8 @@ class FinishedRun:
         if artifact is None:
             raise UserError("E805", f"its artifact {stage['artifact']} is gone", "Run the pipeline again", str(self.store.root))
         if (artifact.id, artifact.kind) != (stage["artifact"], stage["kind"]):
-            what, fix = (
-                f"'{stage['id']}' does not match its artifact {artifact.id}",
-                "Run the pipeline again: what is finished is kept",
-            )
-            raise UserError("E803", what, fix, str(self.folder / LOCK_FILE))
+            what = f"'{stage['id']}' does not match its artifact {artifact.id}"
+            raise UserError("E803", what, RUN_AGAIN, str(self.folder / LOCK_FILE))
         return artifact
 
     def recorded(self, stage: dict[str, Any]) -> Artifact:
@@ -99,11 +107,11 @@ class FinishedRun:
     def in_use(self, kinds: Collection[str] = ()) -> Iterator[None]:
         """Until its end no other process replaces its artifacts (of some `kinds`, or all): `--force` in another run waits.
 
-        Nothing is held in a store that this user cannot write.
+        Nothing is held in a store that this user cannot write, or without locks.
         """
         with contextlib.ExitStack() as uses:
             for stage in (stage for stage in self.lock["stages"] if not kinds or stage["kind"] in kinds):
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError, UserError):
                     uses.enter_context(self.store.in_use(stage["stage"], stage["fingerprint"]))
             yield
 
@@ -126,8 +134,7 @@ def open_run(folder: Path) -> FinishedRun:
         raise UserError("E805", f"no {LOCK_FILE} here", "Give a run's folder, such as runs/quickstart", str(folder))
     lock = read_lock(path)
     if len(folder.absolute().parents) < len(Path(lock["name"]).parts):
-        fix = "Run the pipeline again: what is finished is kept"
-        raise UserError("E803", "the run's name is not a relative path", fix, str(path))
+        raise UserError("E803", "the run's name is not a relative path", RUN_AGAIN, str(path))
     with door("E803", "the run", str(path)):
         use_stored_row(lock["model"])
     return FinishedRun(folder, lock, attempt)

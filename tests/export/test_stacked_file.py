@@ -1,6 +1,7 @@
 """Many delta files in one ONNX file: each row is its own task's, as the merged model computes it."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -17,6 +18,7 @@ from compressor.pruning.surgery import Removal, remove
 from compressor.storage import delta_file
 from compressor.storage.live import remember
 from export.graph.rewrites import late_gathers
+from export.many import stacked_tasks
 from export.many.stacked_tasks import stack_files
 from export.runtimes.runtime_registry import RUNTIMES
 from export.runtimes.sessions import run, session
@@ -94,6 +96,19 @@ def test_tags_of_every_token_in_openvino(base, tmp_path):
     other = write_task(base, tmp_path / "other.safetensors", "lora", LABELS[0])
     with pytest.raises(UserError, match=r"E775 .*other.safetensors: it is a task of sequence classification, the first file"):
         stack_files([*paths, other], tmp_path / "no")
+
+
+def test_a_file_that_computes_a_task_wrongly_is_refused(monkeypatch):
+    """No run has the comparison, and nothing was published: the way out is to leave that task out."""
+    task, rows = stacked_tasks.StackedTask("moods", LABELS[0], "classification", 1), [encoding(1, 4)] * 3
+    monkeypatch.setattr(stacked_tasks, "session", lambda path: None)
+    monkeypatch.setattr(
+        stacked_tasks, "outputs_of", lambda live, tasks, samples, chosen, pad_id: [np.zeros((1, 2))] * len(chosen)
+    )
+    with pytest.raises(
+        CheckError, match=r"E610 task 'moods', merged -> model.onnx: .*\. Nothing was written. Leave the delta of 'moods'"
+    ):
+        stacked_tasks.prove_tasks(Path("model.onnx"), [task], [rows], [np.ones((3, 2))], pad_id=1)
 
 
 def test_files_that_do_not_belong_together_are_refused(base, tmp_path):
