@@ -330,11 +330,6 @@ def kind_shown(auto_class: str, outputs: int) -> str:
     return "tokens" if auto_class == TOKENS else kind_with(outputs).name
 
 
-def names_kind(kind: TaskKind) -> bool:
-    """Whether a model's file must record this kind of task, whatever the number of its outputs."""
-    return not kind.generates and kind.name not in {kind_shown(kind.auto_class, outputs) for outputs in (1, 2)}
-
-
 def kind_recorded(kind: TaskKind, outputs: int) -> str:
     """What a model's file records of its kind of task: its name where the head would be taken for another kind, else ''."""
     return "" if kind.generates or kind.name == kind_shown(kind.auto_class, outputs) else kind.name

@@ -139,13 +139,6 @@ def last_level_caches(root: Path = CACHES) -> list[int]:
     return list(found.values())
 
 
-def caches_that_held_the_buffer() -> int:
-    """Bytes of the caches of all cores where an earlier version, which copied `BUFFER` everywhere, could read it from them; 0
-    where it could not."""
-    caches = sum(last_level_caches())
-    return caches if TIMES_THE_CACHES * caches > BUFFER else 0
-
-
 def kernels(threads: int) -> Iterator[Kernel]:
     """Every product of every type at every size, and a copy, which reads and writes each byte."""
     import torch

@@ -31,7 +31,7 @@ START = (1, 2)
 
 @dataclass(frozen=True)
 class Pass:
-    """Rows in batches of `batch` (the last may have fewer): padded int64 arrays (batch, longest of the batch)."""
+    """Rows in batches of `batch` (one of all, where there are fewer): padded int64 arrays (batch, longest of the batch)."""
 
     order: Order
     batch: int
@@ -132,19 +132,12 @@ def rows_of(batch: int) -> int:
     return -(-ROWS // batch) * batch
 
 
-def was_cut(batch: int) -> bool:
-    """Whether an earlier version timed `ROWS` rows, or those of one batch, and the last batch had fewer than the others."""
-    return rows_of(batch) > max(ROWS, batch)
-
-
-def may_have_been_cut(batch: int) -> bool:
-    """Whether an earlier version timed a last batch of fewer rows for some number of rows: `was_cut`, or of fewer than `ROWS`
-    those that fill no batch."""
-    return 1 < batch < ROWS
-
-
 def passes_of(rows: Sequence[dict[str, list[int]]], pad_id: int, batches: Sequence[int]) -> list[Pass]:
-    """The same unpadded rows in every batch size and order; sorting single rows would change no shape, so it is left out."""
+    """The same unpadded rows in every batch size and order; sorting single rows would change no shape, so it is left out.
+
+    So are rows that fill no batch, whose shape a pass of a smaller batch size may have met in the same process, and which would
+    count as a whole one in the mean batch; of fewer rows than a batch has, all are one.
+    """
 
     def cut(chosen: Sequence[dict[str, list[int]]], size: int) -> Iterator[Encoding]:
         return (pad(list(chosen[start : start + size]), pad_id) for start in range(0, len(chosen), size))
@@ -152,7 +145,7 @@ def passes_of(rows: Sequence[dict[str, list[int]]], pad_id: int, batches: Sequen
     made = []
     for order in ORDERS:
         for size in dict.fromkeys(batches):
-            chosen = rows[: rows_of(size)]
+            chosen = rows[: min(rows_of(size), len(rows) // size * size)] or rows
             if order == "sorted":
                 if size == 1:
                     continue
@@ -188,7 +181,7 @@ def time_pass(
     timed: Pass,
     rounds: int,
     shuffle: random.Random,
-    on_round: Callable[[], None] = lambda: None,
+    on_round: Callable[[], None],
 ) -> list[PassMeasurement]:
     """Time one pass in running processes that have not met its shapes. Raises UserError E603."""
     times: dict[str, list[list[float]]] = {worker.variant.name: [] for worker in live}

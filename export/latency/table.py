@@ -81,9 +81,9 @@ class LatencyTable:
             data = json.loads(text)
             rows, last = (
                 {name: tuple((int(n), float(ms)) for n, ms in row) for name, row in rows.items()}
-                for rows in (data["sublayers"], data.get("last", {}))
+                for rows in (data["sublayers"], data["last"])
             )
-            times = (float(data["block_ms"]), float(data["rest_ms"]), float(data.get("waited", 0)))
+            times = (float(data["block_ms"]), float(data["rest_ms"]), float(data["waited"]))
             table = cls(data["facts"], rows, *times, last)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError("E803", "the latency table is unreadable", "Delete the file: it is measured again") from error

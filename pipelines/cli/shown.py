@@ -10,6 +10,7 @@ import click
 
 from compressor.errors import UserError
 from compressor.printable import printable
+from compressor.run_store import RUN_AGAIN
 from pipelines.reporting.report_table import heads_of
 from pipelines.terminal.console_table import table
 
@@ -36,8 +37,7 @@ def summary(run: Path) -> None:
         # reports of earlier versions have no notes in brief
         lines = [f"{report['headline']}.", *(f"- {line}" for line in report.get("brief", []))]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        fix = "Run the pipeline again: what is finished is kept"
-        raise UserError("E803", "unreadable or damaged", fix, str(path)) from None
+        raise UserError("E803", "unreadable or damaged", RUN_AGAIN, str(path)) from None
     for line in lines:
         say(line)
     table(list(heads.values()), rows)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 import time
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from compressor.errors import CompressError, UserError
-from compressor.models.architectures import Architecture
 from compressor.models.row_file import row_entry
 from compressor.run_store import LOCK_FILE
 from pipelines.engine.attempt import error_record, write_attempt
@@ -73,10 +71,6 @@ def _files_of_tasks(folder: Path) -> list[Path]:
     return [folder / name for stage in stages for name in stage["files"] if Path(name).parent == Path(TASKS)]
 
 
-def _row(architecture: Architecture | None) -> dict[str, Any]:
-    return {} if architecture is None else row_entry(architecture.model_type)
-
-
 def _artifact(run: Run) -> dict[str, str]:
     """The base's artifact where another run made it in this store: its reference may lead to another model later."""
     folder = run.ready.base.folder
@@ -106,7 +100,7 @@ def _lock_file(run: Run) -> bytes:
             "reference": run.ready.base.reference,
             "sha256": run.ready.base.sha256,
             **_artifact(run),
-            **_row(pipeline.architecture),
+            **({} if pipeline.architecture is None else row_entry(pipeline.architecture.model_type)),
         },
         **by_key({path: task.model_dump(mode="json") for path, task in pipeline.all_tasks.items()}),
         "data": {str(path): sha256 for path, sha256 in run.ready.data.items()},

@@ -244,12 +244,10 @@ class Stage:
     `estimate` returns non-default values (`pipelines.check.estimate.work`) of the `flops`, further `seconds`, bytes of
     `memory`, of `disk` and of `temporary` files that it takes, from the closed forms after and before it and the account of the
     rows. `device` is what such a config computes on, CPU or CUDA; `processes` how many a server that it starts has for its
-    models, at least. `surroundings` are facts of this machine that affect the result of such a config, and `corrected` what an
-    earlier version computed otherwise for the kinds of the tasks, so that it is made again; `corrected_after` the same for the
-    entries before it. If `optional`, a CheckError of `run` does not end the pipeline: it is a failure of the run, and later
-    stages run without its artifact. In the metadata that `run` returns, `parity` are the records of its comparisons, and
-    `failures` are failed checks ({"code", "what", "fix"}) that did not stop it: the run reports them, and ends with exit code
-    3.
+    models, at least. `surroundings` are facts of this machine that affect the result of such a config. If `optional`, a
+    CheckError of `run` does not end the pipeline: it is a failure of the run, and later stages run without its artifact. In
+    the metadata that `run` returns, `parity` are the records of its comparisons, and `failures` are failed checks ({"code",
+    "what", "fix"}) that did not stop it: the run reports them, and ends with exit code 3.
     """
 
     name: str
@@ -278,8 +276,6 @@ class Stage:
     device: Callable[[Any], str] = lambda config: CPU
     processes: Callable[[Any], int] = lambda config: 1
     surroundings: Callable[[Any], dict[str, Any]] = lambda config: {}
-    corrected: Callable[[Any, Sequence[str]], dict[str, Any]] = lambda config, kinds: {}
-    corrected_after: Callable[[Sequence[Entry]], dict[str, Any]] = lambda earlier: {}
     optional: bool = False
     trains: bool = False
     removes: bool = False

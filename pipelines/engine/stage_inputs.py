@@ -61,7 +61,41 @@ def fingerprint_of(run: Run, number: int, earlier: Sequence[Artifact]) -> str:
     """sha256 over everything that affects the stage's result."""
     entry, inputs = run.entries[number], inputs_of(run, number, earlier)
     stage = entry.row
-    content = {str(path): {"sha256": sha256, "ending": ending(path)} for path, sha256 in run.ready.data.items()}
+    return fingerprint(
+        {
+            "stage": stage.name,
+            "version": stage.version,
+            "config": _config_by_content(run, entry),
+            "artifacts": [digest(artifact) for artifact in inputs.artifacts],
+            "dense": digest(inputs.dense) if inputs.dense else None,
+            "run": inputs.run,
+            "base": inputs.base.sha256,
+            **by_key(_tasks_by_content(run, entry)),
+            "seed": inputs.seed,
+            "packages": package_versions(stage, (*stage.extras(entry.config), *_timed_packages(run, number))),
+            "python": list(sys.version_info[:2]),
+            "threads": run.threads,
+            **_affecting_some(run, entry),
+        }
+    )
+
+
+def _content_of(run: Run) -> dict[str, dict[str, str]]:
+    """What stands for every data file of the run: its path -> its sha256, and how it is read."""
+    return {str(path): {"sha256": sha256, "ending": ending(path)} for path, sha256 in run.ready.data.items()}
+
+
+def _config_by_content(run: Run, entry: Entry) -> dict[str, Any]:
+    """A stage's config, the files and models in it by their content."""
+    content = _content_of(run)
+    files = {key: content[str(path)] for key, path in entry.row.beside.files_of(entry.config).items()}
+    models = {key: model.sha256 for key, model in run.ready.models_of(entry).items()}
+    return {**without_id(entry.config), **files, **models}
+
+
+def _tasks_by_content(run: Run, entry: Entry) -> dict[KeyPath, Any]:
+    """The run's tasks, by key path, without what the stage does not read; their files by content, or None if it reads none."""
+    stage, content = entry.row, _content_of(run)
     reads_data = stage.reads_data(entry.config) if callable(stage.reads_data) else stage.reads_data
     left_out = ({"subset"} if not reads_data else set()) | ({"test"} if not stage.scores_tests else set())
 
@@ -70,54 +104,29 @@ def fingerprint_of(run: Run, number: int, earlier: Sequence[Artifact]) -> str:
             return {key: by_content(inner) for key, inner in value.items()}
         return content.get(str(value), value) if reads_data or str(value) not in content else None
 
-    tasks = {
+    return {
         path: by_content(task.model_dump(mode="json", exclude_none=True, exclude=left_out))
         for path, task in run.pipeline.all_tasks.items()
     }
-    named = {key: content[str(path)] for key, path in stage.beside.files_of(entry.config).items()}
-    others = run.ready.models_of(entry)
-    named |= {key: model.sha256 for key, model in others.items()}
-    kinds = [task.kind for task in run.pipeline.all_tasks.values()]
-    ends = further_ends(inputs.base.folder) if any(kind_of(kind).generates for kind in kinds) else []
-    texts = stage.scores_tests or stage.scores_texts
-    loads = "transformers" in stage.packages
-    decodes = texts and any(task.decode is not None for task in run.pipeline.all_tasks.values())
-    before = base_corrections(inputs.base.folder, inputs.base.sha256, decodes=decodes) if loads else {}
-    read = {key: base_corrections(model.folder, model.sha256, decodes=False) for key, model in others.items() if loads}
-    before_of_others = {key: found for key, found in read.items() if found}
-    judges = stage.publishes_model or stage.exports or stage.measures
-    # an earlier version drew the rows of such metrics with a bias
-    biased = judges and any(kind_for(task).output_metric.resampled for task in run.pipeline.all_tasks.values())
+
+
+def _affecting_some(run: Run, entry: Entry) -> dict[str, Any]:
+    """Facts that affect the results of some stages only."""
+    stage, tasks = entry.row, list(run.pipeline.all_tasks.values())
+    facts = dict(stage.surroundings(entry.config))
+    if (stage.scores_tests or stage.scores_texts) and (scores := scored_by(tasks)):
+        facts["scores"] = scores
     # torch gives different bits on a GPU
-    card = accelerator() if "torch" in stage.packages else None
-    return fingerprint(
-        {
-            "stage": stage.name,
-            "version": stage.version,
-            "config": {**without_id(entry.config), **named},
-            "artifacts": [digest(artifact) for artifact in inputs.artifacts],
-            "dense": digest(inputs.dense) if inputs.dense else None,
-            "run": inputs.run,
-            "base": inputs.base.sha256,
-            **by_key(tasks),
-            "seed": inputs.seed,
-            "packages": package_versions(stage, (*stage.extras(entry.config), *_timed_packages(run, number))),
-            "python": list(sys.version_info[:2]),
-            "threads": run.threads,
-            **({"scores": scores} if texts and (scores := scored_by(run.pipeline.all_tasks.values())) else {}),
-            **({"accelerator": card} if card else {}),
-            # sums over processes round differently, and each draws its own masks of dropout
-            **({"processes": launched()} if stage.trains and launched() > 1 else {}),
-            **stage.surroundings(entry.config),
-            **stage.corrected(entry.config, kinds),
-            **stage.corrected_after(run.entries[:number]),
-            **({"intervals": 2} if biased else {}),
-            **({"base_corrections": before} if before else {}),
-            **({"model_corrections": before_of_others} if before_of_others else {}),
-            **({"ends": ends} if ends else {}),
-            **({"copied": dict(run.ready.copied)} if stage.merges and run.ready.copied else {}),
-        }
-    )
+    if "torch" in stage.packages and (card := accelerator()):
+        facts["accelerator"] = card
+    # sums over processes round differently, and each draws its own masks of dropout
+    if stage.trains and launched() > 1:
+        facts["processes"] = launched()
+    if any(kind_of(task.kind).generates for task in tasks) and (ends := further_ends(run.ready.base.folder)):
+        facts["ends"] = ends
+    if stage.merges and run.ready.copied:
+        facts["copied"] = dict(run.ready.copied)
+    return facts
 
 
 def _timed_packages(run: Run, number: int) -> tuple[str, ...]:

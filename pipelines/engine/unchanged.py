@@ -49,7 +49,7 @@ class Originals:
                 raise _changed("changed while the run was reading it", path)
         for model in self._models():
             try:
-                current = _digest(model.folder)
+                current = model_digest(model.folder)
             except (UserError, OSError) as error:
                 raise _changed("the model's folder changed while the run was reading it", model.folder) from error
             if current != model.sha256:

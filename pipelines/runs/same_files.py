@@ -5,8 +5,8 @@ from __future__ import annotations
 import filecmp
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,8 @@ from pipelines.stages.deploy.config import DeployConfig
 from pipelines.stages.deploy.generating import source_of
 from pipelines.stages.served_checks import Served
 from serving.generator_repository import write_generator
-from serving.layout.text_outputs import TEXT_SUFFIX
 from serving.layout.version_file import read_version
-from serving.repository import TOKENIZER, ServedModel, complete_facts, models_of, read_config, tokenizer_files
+from serving.repository import TOKENIZER, complete_facts, models_of, read_config, tokenizer_files
 
 
 def require_same(what: str, value: Any, expected: Any) -> None:
@@ -45,11 +44,11 @@ def require_same_files(expected: Sequence[Path], folder: Path, what: str) -> Non
             raise CheckError("E612", f"{what} file '{path.name}' {fault}", "Run its stage again with --force", str(folder))
 
 
-def require_same_repository(served: Served, options: dict[str, Any], locked: Mapping[str, Any]) -> None:
-    """Check that a deployed model's files are those that the run wrote from `options`; `locked` is its config as the lock file
-    has it. Raises CheckError E612, UserError E724, E728."""
+def require_same_repository(served: Served, options: dict[str, Any]) -> None:
+    """Check that a deployed model's files are those that the run wrote from `options`. Raises CheckError E612, UserError E724,
+    E728."""
     sources = served.runtime.files(served.path)
-    for name, expected in _models(served, options, locked).items():
+    for name, expected in models_of(served.name, served.path, runtime=served.runtime, **options).items():
         folder, tokenizer = served.repository / name, options["tokenizer_folder"]
         version = folder / "1"
         if not all(filecmp.cmp(source, version / target, shallow=False) for target, source in sources.items()):
@@ -63,24 +62,9 @@ def require_same_repository(served: Served, options: dict[str, Any], locked: Map
         require_same_files(tokenizer_files(tokenizer), version / TOKENIZER, "tokenizer")
 
 
-def _models(served: Served, options: dict[str, Any], locked: Mapping[str, Any]) -> dict[str, ServedModel]:
-    """What the run wrote. An earlier version, which had no key for the device, wrote where models are placed only where their
-    file is for one device; one before it wrote nothing of streams."""
-    if "device" in locked:
-        return models_of(served.name, served.path, runtime=served.runtime, **options)
-    options = {**options, "knobs": replace(options["knobs"], device=None)}
-    models = models_of(served.name, served.path, runtime=served.runtime, **options)
-    for name, model in models.items():
-        if "streams" not in read_config(served.repository / name).parameters:
-            model.config.parameters.pop("streams", None)
-    return models
-
-
 def require_same_generator(repository: Path, config: DeployConfig, exported: Path, inputs: Inputs, precision: str) -> None:
     """Check that a deployed generating model's files are those that deploying it again writes. Raises CheckError E612."""
-    options = {"precision": precision, "threads": config.threads, "source": source_of(inputs.task)}
-    # an earlier version served the white space around prompts
-    options["stripped"] = read_version(repository / f"{config.name}{TEXT_SUFFIX}" / "1").stripped
+    options = {"precision": precision, "threads": config.threads, "source": source_of(inputs.task), "stripped": True}
     with tempfile.TemporaryDirectory() as scratch:
         again = write_generator(Path(scratch), config.name, exported, inputs.base.folder, **options)
         files = [path.relative_to(again) for path in sorted(again.rglob("*")) if path.is_file()]

@@ -42,12 +42,12 @@ from pipelines.runs.same_files import require_same, require_same_files, require_
 from pipelines.stages.deploy.chosen_file import chosen_file
 from pipelines.stages.deploy.config import DeployConfig
 from pipelines.stages.deploy.generating import compare_streamed
-from pipelines.stages.deploy.run import contents
+from pipelines.stages.deploy.run import deployed_as
 from pipelines.stages.export.generators import with_prompts
 from pipelines.stages.export.proving import Prover
 from pipelines.stages.loading import PARITY_ROWS, judge_rows, load_data, load_model
 from pipelines.stages.parity_checks import compare_modules
-from pipelines.stages.served_checks import Served, compare_served
+from pipelines.stages.served_checks import compare_served
 from pipelines.terminal.capture import captured
 from pipelines.terminal.console_table import parity_cells
 from serving.repository import tokenizer_files
@@ -200,9 +200,8 @@ class Verification:
     def _inputs(self, number: int) -> Inputs:
         """The inputs of the stage with this number."""
         ids = [stage["id"] for stage in self.stages[:number]]
-        earlier = tuple(artifact for artifact in self.artifacts if artifact.entry in ids)
-        seed = self.run.lock["seed"]
-        return Inputs(self.base, self.run.task, seed, earlier, dense_of(earlier), threads=self.threads)
+        earlier = [artifact for artifact in self.artifacts if artifact.entry in ids]
+        return self.run.inputs(self.threads, self.base, earlier)
 
     def _model_hops(self, made: Artifact, inputs: Inputs, _serve: bool) -> Iterator[tuple[str, Callable]]:
         previous = inputs.nearest("model")
@@ -240,8 +239,7 @@ class Verification:
         require_same("what it kept", made.metadata["kept"], previous.metadata["kept"])
         require_same_files(tokenizer_files(self.base.folder), made.folder, "tokenizer")
         theirs = copied_digests(self.base.folder)
-        # an earlier version copied no other file
-        for name in (name for name in COPIED if name == GENERATION or name in made.files):
+        for name in COPIED:
             require_same(f"its {name}", made.files.get(name), theirs.get(name))
 
     def _quality(self, made: Artifact, inputs: Inputs) -> None:
@@ -253,12 +251,7 @@ class Verification:
             arrays = partial(finite_inputs, rows.kind)
             quality = judge_rows(forward, rows, self.data, self.workspace, "quality", arrays).quality
             metric = f"{key}, {name}" if name else key
-            require_quality(metric, quality[key], recorded[name][key], rows.kind.grain(rows.labels), self._other_quality)
-
-    def _other_quality(self) -> str:
-        """What to do where a quality is not the recorded one."""
-        read_otherwise = "tokens" in base_corrections(self.base.folder, self.base.sha256, decodes=False)
-        return OTHER_TOKENS if read_otherwise else OTHER_MODEL
+            require_quality(metric, quality[key], recorded[name][key], rows.kind.grain(rows.labels))
 
     def _onnx_hops(self, made: Artifact, inputs: Inputs, _serve: bool) -> Iterator[tuple[str, Callable]]:
         yield "labels", lambda: require_same("its labels", made.metadata["labels"], self.data.label_names)
@@ -289,11 +282,9 @@ class Verification:
         if self.data.kind.generates:
             yield from self._generator_hops(config, made, inputs, serve)
             return
-        runtime, precision, path, options = contents(config, inputs, self.data)
-        repository, interfaces = made.folder / "repository", tuple(config.interfaces)
-        deployed = Served(repository, config.name, RUNTIMES[runtime], path, interfaces, config.knobs, precision)
-        yield "model, config, tokenizer", lambda: require_same_repository(deployed, options, row["config"])
-        for interface in interfaces if serve else ():
+        deployed, options = deployed_as(config, inputs, self.data, made.folder / "repository")
+        yield "model, config, tokenizer", lambda: require_same_repository(deployed, options)
+        for interface in deployed.interfaces if serve else ():
 
             def served(interface: str = interface) -> ParityResult:
                 chosen = replace(deployed, interfaces=(interface,))
@@ -360,11 +351,6 @@ class _Reference:
 
 
 OTHER_MODEL = "The model has changed since it was measured: run its stage again with --force"
-OTHER_TOKENS = (
-    "This version reads the base's texts otherwise than earlier ones: if one of them made this run, run the pipeline again. "
-    "Otherwise the model has changed since it was measured: run its stage again with --force"
-)
-"""Of a base whose tokens an earlier version took from another tokenizer (pipelines/engine/base_corrections.py)."""
 
 
 def require_finite(logits: np.ndarray) -> None:
@@ -379,11 +365,10 @@ def finite_inputs(kind: TaskKind, logits: np.ndarray, labels: np.ndarray) -> tup
     return kind.metric_inputs(logits, labels)
 
 
-def require_quality(metric: str, value: float, recorded: float, grain: float, fix: Callable[[], str]) -> None:
-    """Raises CheckError E613, with a `fix`, for a metric further from the recorded one than METRIC_DRIFT and `grain`, one
-    answer."""
+def require_quality(metric: str, value: float, recorded: float, grain: float) -> None:
+    """Raises CheckError E613 for a metric further from the recorded one than METRIC_DRIFT and `grain`, one answer."""
     if abs(value - recorded) > max(METRIC_DRIFT, grain) + 1e-9:
-        raise CheckError("E613", f"{metric} {value:.4f}, recorded {recorded:.4f}", fix())
+        raise CheckError("E613", f"{metric} {value:.4f}, recorded {recorded:.4f}", OTHER_MODEL)
 
 
 def to_json(folder: Path, checks: Sequence[Check]) -> dict[str, Any]:

@@ -239,26 +239,9 @@ def rates_of(config: TrainingConfig, row: Method) -> dict[str, float]:
     }
 
 
-def repeated_rank(config: TrainingConfig) -> dict[str, Any]:
-    """For `Stage.corrected`: where the select's rank was repeated, alpha was 2 x rank, not that of the select."""
-    repeated = config.rank is not None and config.alpha is None
-    row = method(config.method) if repeated else None
-    return {"inherited_alpha": 2} if row is not None and "on" in row.reads and row.takes_places(config) else {}
-
-
-def decayed_at_norms(config: TrainingConfig) -> dict[str, Any]:
-    """For `Stage.corrected`: no decay reached adapters at a norm, which may be those of a select or of an earlier training."""
-    if not config.weight_decay:
-        return {}
-    row = method(config.method) if config.method in NAMES else None  # `same` trains what is there
-    taken = row is None or ("on" in row.reads and config.on in (None, "adapter") and row.takes_places(config))
-    return {"norm_decay": 2} if config.placement == "adapterhub" or (taken and config.placement is None) else {}
-
-
-def useless_scores(config: TrainingConfig) -> dict[str, Any]:
-    """For `Stage.corrected`: masks that hide nothing had scores, whose gradients counted in the norm that is clipped, and were
-    stored; of many tasks `combine: add` joined two of them to twice the prototype."""
-    return {"useless_scores": 3} if config.method == "propetl" and config.keep == 1 else {}
+def method_of(config: TrainingConfig, before: str) -> Method:
+    """The method by which a training trains; `before` is that of the training before, with which `same` continues."""
+    return method(before if config.method == "same" else config.method)
 
 
 def length_problems(config: TrainingConfig) -> Iterable[Problem]:
@@ -351,6 +334,11 @@ def _shown(value: object) -> str:
 def methods_with(trait: str) -> str:
     """The methods with this trait of their rows, in words: 'dsee or selective or child_tuning'."""
     return " or ".join(name for name in NAMES if getattr(method(name), trait))
+
+
+def last_training(earlier: tuple[Entry, ...]) -> Entry | None:
+    """The last training that has a method of its own: not one that goes on with `same`."""
+    return next((entry for entry in reversed(earlier) if entry.row.trains and entry.config.method != "same"), None)
 
 
 def trains_base(config: TrainingConfig) -> bool:

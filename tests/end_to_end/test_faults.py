@@ -25,13 +25,10 @@ from compressor.digests import sha256_of
 from compressor.errors import UserError
 from compressor.run_store import LOCK_FILE, MANIFEST
 from pipelines.cli.commands import main
-from pipelines.engine.runner import run_pipeline
 from pipelines.engine.store import SEAL, fingerprint, sealed
-from pipelines.file.config import load_pipeline
 from pipelines.runs.finished import open_run
 from pipelines.runs.verify import Check, verify
 from serving.repository import read_config, write_config
-from tests.tiny import write_pipeline
 
 
 class Run:
@@ -522,60 +519,3 @@ def test_an_older_artifact_in_its_place(run):
     write_sealed(path, manifest)
     failed = [check for check in verify(run.folder, serve=False) if not check.passed]
     assert [(check.stage, check.code) for check in failed] == [("merge", "E803"), ("merge", "E613")]
-
-
-def deployed_before(run, *parameters: str) -> None:
-    """fp32, deployed by a version that did not write where it is placed, nor these parameters."""
-    row = {"precision": "fp32"}
-    for model in (run.served, run.served.with_name("tiny-text")):
-        shutil.copyfile(run.onnx, model / "1" / "model.onnx")
-        edit_json(model / "1" / "serving.json", **row)
-        config = read_config(model)
-        config.instance_group[0].ClearField("kind")
-        for name in parameters:
-            config.parameters.pop(name, None)
-        write_config(config, model)
-    lock = yaml.safe_load((run.folder / LOCK_FILE).read_text())
-    (deployed,) = [stage for stage in lock["stages"] if stage["id"] == "deploy"]
-    deployed["config"] |= row
-    (run.folder / LOCK_FILE).write_text(yaml.safe_dump(lock))
-    run.seal()
-
-
-def without_device(run) -> None:
-    """The lock as such a version wrote it."""
-    lock = yaml.safe_load((run.folder / LOCK_FILE).read_text())
-    (deployed,) = [stage for stage in lock["stages"] if stage["id"] == "deploy"]
-    del deployed["config"]["device"]
-    (run.folder / LOCK_FILE).write_text(yaml.safe_dump(lock))
-
-
-@pytest.mark.parametrize("parameters", [(), ("streams",)])
-def test_what_an_earlier_version_deployed_is_sound(run, parameters):
-    deployed_before(run, *parameters)
-    fault = first_failed(run, "deploy")
-    assert (fault.hop, fault.code) == (DEPLOYED, "E612") and "does not match the model: instance_group" in fault.fault
-    without_device(run)
-    assert not [check for check in verify(run.folder, serve=False, stage="deploy") if not check.passed]
-
-
-def test_what_no_version_deployed_is_not(run):
-    deployed_before(run, "streams", "max_batch_tokens")
-    without_device(run)
-    assert "does not match the model: parameters" in first_failed(run, "deploy").fault
-
-
-def test_a_quality_on_a_base_that_earlier_versions_read_otherwise(tmp_path):
-    """Theirs may be the right one for what they read: the model is not said to have changed."""
-    stages = [{"tune": {"method": "lora", "rank": 2, "epochs": 1, "learning_rate": 0.02, "batch_size": 8}}]
-    path = write_pipeline(tmp_path, stages=stages, rows=16)
-    edit_json(tmp_path / "model" / "tokenizer_config.json", model_input_names=["input_ids", "attention_mask"])
-    run_pipeline(load_pipeline(path), tmp_path / "runs")
-    run = Run(tmp_path / "runs")
-    manifest = run.artifact("tune") / MANIFEST
-    content = json.loads(manifest.read_text())
-    content["metadata"]["quality"]["accuracy"] += 0.5
-    write_sealed(manifest, content)
-    run.seal()
-    found = first_failed(run, "tune")
-    assert found.code == "E613" and "if one of them made this run, run the pipeline again. Otherwise the model" in found.fault

@@ -83,16 +83,6 @@ def test_it_learns_and_keeps_what_it_learned(project, tmp_path):
         assert json.loads((folder / "config.json").read_text()).get("problem_type") == PROBLEM_TYPES.get(kind)
 
 
-def test_a_state_that_does_not_name_its_kind_is_merged_as_the_task_has_it(tmp_path, monkeypatch):
-    """As an earlier version wrote it; the training is not repeated."""
-    monkeypatch.setattr("pipelines.stages.loading.kind_recorded", lambda *_: "")
-    stages = [{"tune": {"method": "lora", "rank": 2, "epochs": 1, **FAST}}, {"merge": None}]
-    path = write_pipeline(tmp_path, kind="multilabel", stages=stages, rows=16)
-    made = run_pipeline(load_pipeline(path), tmp_path / "runs").artifacts
-    assert "kind" not in json.loads((made["tune"].folder / "state.json").read_text())
-    assert json.loads((made["merge"].folder / "config.json").read_text())["problem_type"] == PROBLEM_TYPES["multilabel"]
-
-
 @pytest.mark.slow
 def test_a_delta_file_names_its_kind(project, run, tmp_path):
     base = str(project[1].parent / "model")

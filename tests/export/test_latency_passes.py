@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from export.latency.measure import LatencyVariant
-from export.latency.passes import ROWS, Pass, measure_passes, passes_of, rows_of, summarize_pass, was_cut
+from export.latency.passes import ROWS, Pass, measure_passes, passes_of, rows_of, summarize_pass
 
 LENGTHS = [5, 3, 9, 3, 4, 7, 7]
 
@@ -21,11 +21,12 @@ def test_the_same_rows_come_as_they_are_and_sorted_by_length_padded_to_the_longe
         ("sorted", 3),
     ]
     assert single.shapes == [(1, length) for length in LENGTHS]
-    assert arrival.shapes == [(3, 9), (3, 7), (1, 7)]
-    assert ordered.shapes == [(3, 4), (3, 7), (1, 9)]
+    # the last row fills no batch
+    assert arrival.shapes == [(3, 9), (3, 7)]
+    assert ordered.shapes == [(3, 4), (3, 9)]
     assert arrival.batches[0]["input_ids"][1].tolist() == [1, 2, 3, 0, 0, 0, 0, 0, 0]
-    assert {timed.tokens for timed in (single, arrival, ordered)} == {sum(LENGTHS)}
-    assert [timed.facts()["padding"] for timed in (single, arrival)] == [0, 1 - sum(LENGTHS) / 55]
+    assert [timed.tokens for timed in (single, arrival, ordered)] == [sum(LENGTHS), sum(LENGTHS[:6]), sum(LENGTHS[:6])]
+    assert [timed.facts()["padding"] for timed in (single, arrival)] == [0, 1 - sum(LENGTHS[:6]) / 48]
 
 
 def test_the_rows_are_bounded_unless_a_batch_needs_more():
@@ -34,7 +35,14 @@ def test_the_rows_are_bounded_unless_a_batch_needs_more():
     assert (rows_of(8), rows_of(2 * ROWS)) == (ROWS, 2 * ROWS)
     # a last batch of 16 rows would count as one of 48 in the mean batch
     assert [timed.shapes for timed in passes_of(many, 0, [48])] == [[(48, 4)] * 2] * 2
-    assert [batch for batch in (1, 8, 48, ROWS, 65, 2 * ROWS) if was_cut(batch)] == [48]
+
+
+def test_no_pass_repeats_a_shape_that_one_of_a_smaller_batch_has_met():
+    """They share their processes. Of fewer rows than a batch has, all are one."""
+    for batches in ([1, 8], [4, 8]):
+        small, large = (set(timed.shapes) for timed in passes_of(rows([5] * 12), 0, batches) if timed.order == "arrival")
+        assert not small & large
+    assert [timed.shapes for timed in passes_of(rows(LENGTHS), 0, [8])] == [[(7, 9)]] * 2
 
 
 def test_the_first_time_of_each_shape_is_told_apart_from_the_later_ones():

@@ -44,7 +44,6 @@ from tests.compressor.conftest import tiny
 from tests.tiny import write_pipeline
 
 LIMITS = Limits({"fp32": 1e9}, 1e12, {"fp32": "torch.mm"})
-EVERYTHING_ANEW = {"method": "selective", "modules": "everything", "strategy": "increment", "budget": 9}
 STAGES = [{"tune": {"method": "lora", "rank": 2, "modules": ["query"], "epochs": 0.2}}, {"merge": None}]
 
 
@@ -167,8 +166,7 @@ def test_unmerged_deltas_are_part_of_the_least_time(tmp_path):
     slow = replace(LIMITS, memory=1.0)
     assert costs.share_of(slow, *call) == {"limit_share": 4e3 * (64 + 64 + 8), "limit": "memory"}
     assert costs.share_of(slow, *call, {"parameters": 12, "macs": 12})["limit_share"] == 4e3 * (64 + 64 + 8 + 12)
-    delta = {"modules": (), "rank": 0, "places": 0}
-    flops = [costs.cost_of(shape, shape, [8], delta, apart)["flops"]["8"] for apart in (None, {"parameters": 12, "macs": 12})]
+    flops = [costs.cost_of(shape, shape, [8], 0, apart)["flops"]["8"] for apart in (None, {"parameters": 12, "macs": 12})]
     assert flops[1] - flops[0] == 2 * 8 * 12
     assert costs.share_of(None, *call) == {}
 
@@ -259,41 +257,32 @@ def test_a_worse_model_is_below_what_it_is_compared_with():
     assert found["difference_interval"] == found["control_interval"] and found["difference_interval"][1] < 0
 
 
-def test_a_training_that_goes_on_counts_the_delta_it_goes_on_with(tmp_path):
-    tuned = Artifact(tmp_path, "a", "model", "tune", "tune", {}, {"method": "lora", "modules": ["key"], "rank": 4, "places": 0})
-    longer = Artifact(tmp_path, "b", "model", "recover", "recover", {}, {"method": "lora"})
-    later = Artifact(tmp_path, "c", "model", "recover", "recover-2", {}, {"method": "lora", "rank": 8, "places": 9})
-    inputs = Inputs(None, None, 0, (tuned, longer, later), dense=longer)
-    assert costs.delta_of_dense(inputs) == {"modules": ["key"], "rank": 4, "places": 0}
+def test_the_papers_flops_count_what_is_left_of_the_deltas(tmp_path, monkeypatch):
+    """Every 10th weight, then a head and a neuron less in each block, where the last training merged all deltas."""
+    gone = {number: Removal(heads=[0], neurons=[0]) for number in range(3)}
 
+    def model_of(artifact, _=None):
+        model = tiny("bert")
+        omega = {matrix.path: torch.arange(0, matrix.original.numel(), 10) for matrix in matrices_of(model, MODULES)}
+        apply(model, "selective", Options(modules=MODULES, omega=omega, group="1"))
+        if artifact.entry == "recover":
+            remove(merge_all(model), gone)
+        return model
 
-def test_of_places_in_everything_those_of_the_blocks_are_multiply_adds(tmp_path, monkeypatch):
-    """The papers' FLOPs are those of linear layers: values on embeddings, norms and biases are none."""
-    model = tiny("bert")
-    omega = {matrix.path: torch.arange(2, dtype=torch.int32) for matrix in matrices_of(model, EVERYTHING)}
-    apply(model, "selective", Options(modules=EVERYTHING, omega=omega, group="1"))
-    inside, shape = len(matrices_of(model, MODULES)), shape_of(model)
-    monkeypatch.setattr(costs, "load_model", lambda *_: model)
-    facts = {"method": "selective", "modules": list(EVERYTHING), "rank": 0, "places": 2 * len(omega)}
-    tuned = Artifact(tmp_path, "a", "model", "tune", "tune", {}, facts)
-    delta = costs.delta_of_dense(Inputs(None, None, 0, (tuned,), dense=tuned))
-    assert delta["places"] == 2 * inside < facts["places"]
-    assert costs.cost_of(shape, shape, [8], delta)["paper_flops_ratio"] == 1 + 2 * inside / shape.linear_macs()
-
-
-@pytest.mark.parametrize(
-    ("before", "again"),
-    [
-        ([("select", {"modules": "everything", "score": "sam"}), ("tune", {"method": "selective"})], True),
-        ([("tune", EVERYTHING_ANEW)], True),
-        ([("select", {"modules": "all", "score": "sam"}), ("tune", {"method": "selective"})], False),
-        ([("tune", {"method": "lora"}), ("prune", {"structure": "heads", "remove": 1}), ("recover", EVERYTHING_ANEW)], False),
-    ],
-)
-def test_behind_places_in_everything_it_is_made_again(before, again):
-    """Not behind a recovery alone, which is no part of the dense model."""
-    entries = [Entry(name, name, load_stage(name).config.model_validate(config)) for name, config in before]
-    assert bool(STAGE.corrected_after(entries)) == again
+    made = Artifact(tmp_path, "a", "model", "tune", "tune", {}, {})
+    cut = Artifact(tmp_path, "b", "model", "recover", "recover", {}, {"density": []})
+    cut.metadata["kept"] = kept_of(model_of(cut))
+    exported = Artifact(tmp_path, "c", "onnx", "export", "export", {}, {})
+    monkeypatch.setattr(costs, "load_model", model_of)
+    facts = costs.facts_of_models(tiny("bert"), Inputs(None, None, 0, (made, cut, exported), dense=made))
+    tuned = model_of(made)
+    whole = delta_macs(tuned)
+    remove(tuned, gone)
+    left = delta_macs(tuned)
+    assert (facts["dense"].deltas, facts["compressed"].deltas) == (whole, left) and left < whole
+    small, dense = facts["compressed"].shape, facts["dense"].shape
+    ratio = costs.cost_of(small, dense, [8], left)["paper_flops_ratio"]
+    assert ratio == (small.linear_macs() + left) / dense.linear_macs()
 
 
 def test_the_estimate_counts_the_tokens_behind_prompts():

@@ -18,6 +18,7 @@ from compressor.tasks import TaskConfig
 from compressor.tasks.reading import read_task
 from compressor.tasks.rows import Split
 from compressor.tasks.task_kind import kind_of
+from pipelines.check.auto_tokenizer import texts_read_otherwise
 from pipelines.check.checkup import account_of, warnings_of
 from pipelines.check.estimate import (
     FEWEST,
@@ -38,7 +39,7 @@ from pipelines.stages.training_plan import saved_bytes
 from serving import bundle
 from tests.pipelines import toys
 from tests.pipelines.toys import tree
-from tests.tiny import write_pipeline
+from tests.tiny import write_model, write_pipeline
 
 STAGES = [
     {"tune": {"method": "lora", "rank": 4, "epochs": 1}},
@@ -591,3 +592,23 @@ def test_a_tokenizer_that_transformers_reads_otherwise_is_told(tmp_path, compres
     check_warnings(compress, path, "model", [])
     (tmp_path / "model" / "tokenizer_config.json").write_text("{}")  # then a BertTokenizer, which lowers the case
     check_warnings(compress, path, "model", ["AutoTokenizer gives 'a Good film' other tokens than tokenizer.json"])
+
+
+@pytest.mark.parametrize("content", [None, "", "[]", '{"tokens": true}'])
+def test_what_is_known_of_a_tokenizer_is_kept_for_later_processes(content, tmp_path, monkeypatch):
+    """By its sha256, so the folder is not looked at again; what cannot be read is found again, and a cache that cannot be
+    written stops nothing."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = write_model(tmp_path / "model")
+    (folder / "tokenizer_config.json").write_text("{}")
+    found = texts_read_otherwise(folder, "a")
+    (kept,) = (tmp_path / "cache" / "compress" / "bases").glob("*/a-*.json")
+    stored = json.loads(kept.read_text())
+    assert stored["texts"] == found != []
+    if content is not None:
+        kept.write_text(content)
+    texts_read_otherwise.cache_clear()  # as in another process
+    assert texts_read_otherwise(folder if content is not None else tmp_path / "moved", "a") == found
+    assert json.loads(kept.read_text()) == stored
+    monkeypatch.setenv("XDG_CACHE_HOME", str(kept))
+    assert texts_read_otherwise(folder, "b") == found

@@ -10,9 +10,8 @@ from compressor.tasks import TaskConfig
 from compressor.tasks.decoding.text_quality import read_statistics
 from compressor.tasks.task_kind import kind_of
 from compressor.training.keep_best import KeepBest
-from pipelines.engine.runner import prepare, run_pipeline
+from pipelines.engine.runner import run_pipeline
 from pipelines.engine.scorers import scored_by
-from pipelines.engine.stage_inputs import fingerprint_of
 from pipelines.file.config import load_pipeline
 from pipelines.runs.verify import verify
 from pipelines.stages.generated_texts import with_scores
@@ -106,15 +105,6 @@ def test_another_version_of_what_scores_texts_is_another_score(monkeypatch):
     assert scored_by([TaskConfig(**task)]) == {}
     monkeypatch.setattr("importlib.metadata.version", lambda name: "0")
     assert scored_by([TaskConfig(**task, decode=decode)]) != found
-
-
-@pytest.mark.parametrize(("setting", "again"), [([], True), (["task.decode=null"], False)])
-def test_texts_that_were_written_otherwise_are_scored_again(tmp_path, monkeypatch, setting, again):
-    run = prepare(load_pipeline(pipeline_of(tmp_path, stages=STAGES[:1]), setting), tmp_path / "runs")
-    before = fingerprint_of(run, 0, ())
-    corrected = {True: {"clean_up": 2}, False: {}}
-    monkeypatch.setattr("pipelines.engine.stage_inputs.base_corrections", lambda *_, decodes: corrected[decodes])
-    assert (fingerprint_of(run, 0, ()) != before) == again
 
 
 def test_it_has_the_interval_and_the_number_of_prompts():

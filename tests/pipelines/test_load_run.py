@@ -85,21 +85,6 @@ def test_the_base_in_the_store_that_the_lock_names(made, runs):
     assert last_state(runs / "unmerged")[1] is None
 
 
-def test_the_delta_of_a_run_names_the_kind_of_its_task(runs, compress, tmp_path):
-    """A state that an earlier version wrote does not name it."""
-    edit_lock(runs / "unmerged", "task", "kind", "multilabel")
-    assert compress("delta", "convert", runs / "unmerged", tmp_path / "delta.safetensors")[0] == 0
-    assert read(tmp_path / "delta.safetensors").kind == "multilabel"
-    assert compressor.load(runs / "unmerged").config.problem_type == "multi_label_classification"
-
-
-def test_the_model_of_a_run_has_the_kind_of_its_task(runs):
-    """A checkpoint that an earlier version merged does not tell it."""
-    assert compressor.load(runs / "tiny").config.problem_type is None
-    edit_lock(runs / "tiny", "task", "kind", "multilabel")
-    assert compressor.load(runs / "tiny").config.problem_type == "multi_label_classification"
-
-
 def test_the_base_of_a_run_is_the_one_that_it_found(made, compress, tmp_path, monkeypatch):
     """Whatever is called so where the command runs; the delta keeps the name that the pipeline file has."""
     (tmp_path / "model").mkdir()

@@ -21,7 +21,7 @@ from export.runtimes.sessions import failures, session
 from pipelines.engine.stage import Inputs
 from pipelines.stages.export import exported as export
 from pipelines.stages.export import generators
-from pipelines.stages.export.config import STAGE, ExportConfig
+from pipelines.stages.export.config import ExportConfig
 from pipelines.stages.export.exported import Exported, export_one
 from pipelines.stages.export.generators import _proven
 from pipelines.stages.export.precision import PrecisionSearch
@@ -67,21 +67,6 @@ def test_a_dense_file_is_repaired_as_one_that_is_shipped_would_be(made):
     assert [(record["passed"], record["gated"]) for record in exported.parity] == [(True, False)] * 2
     assert space.said[0].startswith("dense: PyTorch -> ONNX int8: beyond its bound (") and "in fp32" in space.said[0]
     assert space.said[-1] == "dense: PyTorch -> ONNX int8: passes with 1 matrix in fp32"
-
-
-@pytest.mark.parametrize(
-    ("config", "kinds", "again"),
-    [
-        ({}, ["classification"], ["dense_int8", "few_rows"]),
-        ({"precision": "auto"}, ["tokens"], ["dense_int8", "few_rows"]),
-        ({"precision": ["fp32", "fp16"]}, ["classification"], ["rounded_fp16", "few_rows"]),
-        ({"precision": ["fp32"]}, ["classification"], []),
-        ({}, ["generation"], []),
-    ],
-)
-def test_what_was_written_before_dense_files_were_repaired_is_written_again(config, kinds, again):
-    """Of models that generate no file is repaired, and every row moves the metric. By fp32 no label turns."""
-    assert list(STAGE.corrected(ExportConfig(**config), kinds)) == again
 
 
 def test_a_dense_file_beyond_its_bound_is_a_row_that_says_so(made, monkeypatch):

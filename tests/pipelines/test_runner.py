@@ -25,7 +25,7 @@ from compressor.errors import CheckError, CompressError, UserError
 from pipelines.engine.environment import accelerator
 from pipelines.engine.preflight import check_environment, server_fault
 from pipelines.engine.runner import IN_USE, prepare, run_pipeline
-from pipelines.engine.stage import Artifact, Entry, NamedInputs, Stage, dense_of
+from pipelines.engine.stage import Artifact, Entry, Stage, dense_of
 from pipelines.engine.stage_inputs import fingerprint_of
 from pipelines.engine.store import KEEP_UNFINISHED, Store, lock, shared_lock
 from pipelines.file.config import load_pipeline
@@ -132,8 +132,6 @@ def test_only_what_changed_runs_again(project, out, change, again):
         {"version": 2},
         {"extras": lambda config: ("rich",)},
         {"surroundings": lambda config: {"card": 1}},
-        {"corrected": lambda config, kinds: {"rows": 2}},
-        {"corrected_after": lambda earlier: {"of": [entry.id for entry in earlier]}},
     ],
     ids=lambda says: next(iter(says)),
 )
@@ -184,36 +182,6 @@ def test_the_files_place_does_not_matter(project, out, tmp_path):
     assert calls(out) == []
 
 
-def test_what_was_read_otherwise_of_the_base_is_made_again(project, out, monkeypatch):
-    """By the stages that load it."""
-    toys.add(monkeypatch, Stage("load", "", toys.ToyConfig, "loaded", toys.RUN, packages=("transformers",)))
-    project.write_text(project.read_text().replace("  - report", "  - load:\n  - report"))
-    made = []
-    for corrections in ({}, {}, {"tokens": 2}):
-        monkeypatch.setattr("pipelines.engine.stage_inputs.base_corrections", lambda *_, found=corrections, **__: found)
-        go(project, out)
-        made.append(calls(out))
-    assert made == [[*IDS[:3], "load", "report"], [], ["load", "report"]]
-
-
-def test_what_was_read_otherwise_of_a_teacher_is_made_again(project, out, tmp_path, monkeypatch):
-    """By the stages that name it; not what another base of theirs reads as before."""
-    toys.write_model(teacher := tmp_path / "teacher")
-    (teacher / "config.json").write_text((teacher / "config.json").read_text().replace("512", "256"))
-    taught = {"packages": ("transformers",), "beside": NamedInputs(models=("text",))}
-    toys.add(monkeypatch, Stage("load", "", toys.ToyConfig, "loaded", toys.RUN, **taught))
-    project.write_text(project.read_text().replace("  - report", f"  - load: {{text: {teacher}}}\n  - report"))
-    made = []
-    for corrections in ({}, {}, {"tokens": 2}):
-        corrected = {project.parent / "model": {}, teacher: corrections}
-        monkeypatch.setattr(
-            "pipelines.engine.stage_inputs.base_corrections", lambda folder, *_, found=corrected, **__: found[folder]
-        )
-        go(project, out)
-        made.append(calls(out))
-    assert made == [[*IDS[:3], "load", "report"], [], ["load", "report"]]
-
-
 AGAIN = """
 import sys
 from pathlib import Path
@@ -226,9 +194,8 @@ assert not {"torch", "transformers"} & set(sys.modules)
 """
 
 
-def test_a_run_that_reuses_everything_imports_no_torch(tmp_path, monkeypatch):
-    """What was read otherwise of its base is known from the run before, and nothing is planned."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_a_run_that_reuses_everything_imports_no_torch(tmp_path):
+    """Nothing is planned."""
     stages = [{"select": {"count": 4}}, {"tune": {"method": "dsee"}}]
     pipeline, out = write_pipeline(tmp_path / "project", stages=stages, rows=8), tmp_path / "runs"
     run_pipeline(load_pipeline(pipeline), out, until="select")

@@ -6,7 +6,6 @@ import pytest
 from compressor.tasks.kinds.classification import Prediction
 from compressor.tasks.kinds.multilabel import KIND as MULTILABEL
 from compressor.tasks.kinds.multilabel import LabelsFound, prediction
-from pipelines.stages.deploy.config import STAGE, DeployConfig
 from pipelines.stages.served_checks import ANSWERS, Served, given_labels, given_scores
 from serving.layout.knobs import Knobs
 
@@ -43,18 +42,6 @@ def test_the_labels_of_a_text_are_decided_as_by_logits():
         assert np.array_equal(MULTILABEL.metric_inputs(side, truth)[0], logits > 0)
         assert MULTILABEL.agreement.measure(side, logits) == 1.0
     assert MULTILABEL.agreement.measure(answers.expected(-logits, None), given) == 0.0
-
-
-@pytest.mark.parametrize(
-    ("kind", "interfaces", "again"),
-    [
-        ("multilabel", ["tokens", "text"], True),
-        ("multilabel", ["tokens"], False),
-        ("classification", ["tokens", "text"], False),
-    ],
-)
-def test_a_deploy_whose_record_had_other_figures_is_made_again(kind, interfaces, again):
-    assert bool(STAGE.corrected(DeployConfig(name="a", interfaces=interfaces), [kind])) == again
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import yaml
 
 from compressor.errors import UserError, UserErrors
 from compressor.methods import method
-from compressor.storage.bits import adapters, masked_adapters, shared_adapter
 from compressor.tasks.sources.glue import TASKS
 from compressor.tasks.task_kind import kind_for
 from pipelines.file.config import load_pipeline, recipe_files
@@ -20,6 +19,7 @@ from pipelines.sweeps.sweep_summary import Spread, summarize
 from pipelines.sweeps.sweep_trials import SweepPlan, axes_of, part_of
 from pipelines.sweeps.table_file import Grid, read_table
 from pipelines.sweeps.trial_run import TrialOutcome
+from tests.compressor.papers_bits import adapters, masked_adapters, shared_adapter
 from tests.pipelines.sweep_parts import measure_quality
 from tests.pipelines.test_sweep import ROWS
 from tests.tiny import write_data, write_model

@@ -57,23 +57,21 @@ def test_the_values_of_the_papers_are_defaults(keys, expected):
 
 
 @pytest.mark.parametrize(
-    ("stage", "keys", "alpha", "again"),
+    ("stage", "keys", "alpha"),
     [
-        (TUNE, {"rank": 8}, 4.0, ["inherited_alpha"]),
-        (TUNE, {"rank": 8, "alpha": 4.0}, 4.0, []),
-        (TUNE, {}, 4.0, []),
-        (TUNE, {"method": "dsee", "rank": 8}, 16.0, []),
-        (TUNE, {"method": "lora", "rank": 8}, 16.0, []),
-        (RECOVER, {"rank": 8, "control": False}, 4.0, ["inherited_alpha"]),
+        (TUNE, {"rank": 8}, 4.0),
+        (TUNE, {"rank": 8, "alpha": 4.0}, 4.0),
+        (TUNE, {}, 4.0),
+        (TUNE, {"method": "dsee", "rank": 8}, 16.0),
+        (TUNE, {"method": "lora", "rank": 8}, 16.0),
+        (RECOVER, {"rank": 8, "control": False}, 4.0),
     ],
 )
-def test_a_rank_that_is_repeated_keeps_the_alpha_of_the_select(stage, keys, alpha, again):
-    """And what was trained with twice the rank is trained again."""
+def test_a_rank_that_is_repeated_keeps_the_alpha_of_the_select(stage, keys, alpha):
     of_weights = keys.get("method") == "dsee"
     selected = SelectConfig() if of_weights else SelectConfig(on="lora", rank=8, alpha=4, score="random")
     config = stage.config(**{"method": "selective", **keys})
     assert config.options(selected.ground(), {}, "1").alpha == alpha
-    assert [key for key in stage.corrected(config, ["classification"]) if key == "inherited_alpha"] == again
 
 
 @pytest.mark.parametrize("smoothing", [None, 0.0, 0.3])

@@ -140,9 +140,8 @@ def convert(src: Path, dst: Path, base: str | None, form: str, labels: str | Non
     """Write the source in the other format; of a run it is the last state, before the merge."""
     _check_new(dst, of_a_file=form == "delta")
     recorded = place = None
-    trained_as = kind
     if is_run(src):
-        src, found, named, trained_as = last_state(src)
+        src, found, named = last_state(src)
         if base is None and found is not None:
             base = place = found
             recorded = named or read_description(src)["base"]["reference"]
@@ -152,7 +151,7 @@ def convert(src: Path, dst: Path, base: str | None, form: str, labels: str | Non
     (changes_of if form == "delta" else changed_layers)(model)
     origin, head = origin_of(model), head and has_head
     names = list(model.config.id2label.values())
-    recorded_kind = kind_recorded(kind_of(trained_as), len(names)) if trained_as else _kind(src)
+    recorded_kind = kind_recorded(kind_of(kind), len(names)) if kind else _kind(src)
     if form == "delta":
         dst.parent.mkdir(parents=True, exist_ok=True)
         reference = recorded or origin.reference
@@ -258,13 +257,11 @@ def _quiet() -> AbstractContextManager[None]:
 def _check_new(path: Path, *, of_a_file: bool = False) -> None:
     """Raises UserError E801 where something would be overwritten, or nothing can be written; a folder may be there if it is
     empty."""
-    if os.path.lexists(path) and (of_a_file or not path.is_dir() or any(map(_is_content, path.iterdir()))):
+    if os.path.lexists(path) and (
+        of_a_file or not path.is_dir() or any(not inner.name.startswith(SCRATCH) for inner in path.iterdir())
+    ):
         raise UserError("E801", f"'{path}' is there already", "Give another name, or remove it")
     require_writable(path, "Give another name")
-
-
-def _is_content(path: Path) -> bool:
-    return not path.name.startswith(SCRATCH)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -153,30 +152,10 @@ def estimate(config: BenchmarkConfig, plan: Plan, before: Plan, rows: dict[str, 
 
 
 def surroundings(config: BenchmarkConfig) -> dict[str, Any]:
-    """The processor: times of another one are none of this machine. Its caches, where an earlier version took their rate for
-    the memory's."""
+    """The processor: times of another one are none of this machine."""
     from compressor.processor import processor
-    from export.latency.machine_limits import caches_that_held_the_buffer
 
-    caches = caches_that_held_the_buffer() if config.machine_limits and config.device == "cpu" else 0
-    return {**processor(), **({"caches": caches} if caches else {})}
-
-
-def corrected(config: BenchmarkConfig, kinds: Sequence[str]) -> dict[str, Any]:
-    """What an earlier version timed otherwise: of own lengths prompts with their targets behind them, and a last batch of fewer
-    rows. What it compared otherwise: rows that turn from a wrong class to another counted for a difference."""
-    from export.latency.passes import was_cut
-
-    of_labels = not any(kind_of(kind).generates for kind in kinds)
-    of_prompts, cut = config.real_lengths and "generation" in kinds, config.real_lengths and any(map(was_cut, config.batch))
-    found = {"prompts": of_prompts, "rows": cut, "few_rows": of_labels}
-    return {name: 2 for name, is_other in found.items() if is_other}
-
-
-def corrected_after(earlier: Sequence[Entry]) -> dict[str, Any]:
-    """What an earlier version counted otherwise: in the papers' FLOPs Ω in embeddings, norms and biases as multiply-adds."""
-    of_dense = itertools.takewhile(lambda entry: not entry.row.removes, earlier)
-    return {"places": 2} if any(REST in (getattr(entry.config, "modules", None) or ()) for entry in of_dense) else {}
+    return processor()
 
 
 STAGE = Stage(
@@ -187,15 +166,13 @@ STAGE = Stage(
     needs=("model", "onnx"),
     uses_dense=True,
     packages=("torch", "transformers", *DEFAULT.packages),
-    version=13,
+    version=14,
     run="pipelines.stages.benchmark.run:run",
     check=check,
     with_tasks=with_tasks,
     estimate=estimate,
     device=lambda config: config.device,
     surroundings=surroundings,
-    corrected=corrected,
-    corrected_after=corrected_after,
     lengths=lambda config: [(("length", place), length) for place, length in enumerate(config.length)],
     behind=tokens_behind,
 )

@@ -238,14 +238,6 @@ def surroundings(config: DeployConfig) -> dict[str, Any]:
     return card if config.runtime else {**card, "runtimes": [*map(distribution, packages_of(CPU_RUNTIMES))]}
 
 
-def corrected(config: DeployConfig, kinds: Sequence[str]) -> dict[str, Any]:
-    """What an earlier version did otherwise: it read the special tokens of a prompt as text, and the white space around it; and
-    recorded of texts with several labels the figures of predicting every label."""
-    if any(kind_of(kind).generates for kind in kinds):
-        return {"prompts": 3}
-    return {"labels": 2} if "multilabel" in kinds and "text" in config.interfaces else {}
-
-
 STAGE = Stage(
     name="deploy",
     summary="write a Triton model repository and prove it on a live server",
@@ -253,7 +245,7 @@ STAGE = Stage(
     produces="repository",
     needs=("onnx",),
     packages=(*DEFAULT.packages, "nvidia-pytriton", "tritonclient", "tokenizers"),
-    version=6,
+    version=7,
     extras=lambda config: packages_of([config.runtime]),
     run="pipelines.stages.deploy.run:run",
     check=check,
@@ -262,6 +254,5 @@ STAGE = Stage(
     device=lambda config: config.device,
     processes=processes,
     surroundings=surroundings,
-    corrected=corrected,
     optional=True,
 )

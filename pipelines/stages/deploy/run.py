@@ -20,8 +20,8 @@ from serving.layout.version_file import VersionFacts
 from serving.repository import write_repository
 
 
-def contents(config: DeployConfig, inputs: Inputs, data: Data) -> tuple[str, str, Path, dict[str, Any]]:
-    """(runtime, precision, model file, other contents of the repository): the compressed model, the base's tokenizer."""
+def deployed_as(config: DeployConfig, inputs: Inputs, data: Data, repository: Path) -> tuple[Served, dict[str, Any]]:
+    """The compressed model as it is served from `repository`, and what else is written there: `write_repository`'s options."""
     runtime, precision, path = chosen_file(config, inputs)
     options = {
         "facts": facts_of(inputs, data, precision),
@@ -29,7 +29,7 @@ def contents(config: DeployConfig, inputs: Inputs, data: Data) -> tuple[str, str
         "interfaces": config.interfaces,
         "knobs": config.knobs,
     }
-    return runtime, precision, path, options
+    return Served(repository, config.name, RUNTIMES[runtime], path, tuple(config.interfaces), config.knobs, precision), options
 
 
 def facts_of(inputs: Inputs, data: Data, precision: str) -> VersionFacts:
@@ -51,18 +51,15 @@ def run(config: DeployConfig, inputs: Inputs, workspace: Workspace) -> dict[str,
     data = load_data(inputs)
     if data.kind.generates:
         return deploy_generator(config, inputs, data, workspace)
-    repository = workspace.folder / "repository"
-    runtime, precision, path, options = contents(config, inputs, data)
-    write_repository(repository, config.name, path, runtime=RUNTIMES[runtime], **options)
-    interfaces = tuple(config.interfaces)
-    served = Served(repository, config.name, RUNTIMES[runtime], path, interfaces, config.knobs, precision)
+    served, options = deployed_as(config, inputs, data, workspace.folder / "repository")
+    write_repository(served.repository, served.name, served.path, runtime=served.runtime, **options)
     record = partial(record_answers, served, inputs.task, data)
     results = compare_served(served, inputs.task, data, workspace, inputs.threads, record)
     return {
         "model": config.name,
         "interfaces": config.interfaces,
-        "runtime": runtime,
-        "precision": precision,
+        "runtime": served.runtime.key,
+        "precision": served.precision,
         "device": config.device,
         "parity": [result.to_json() for result in results],
     }

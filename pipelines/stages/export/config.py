@@ -9,11 +9,10 @@ from pydantic import Field, field_validator
 
 from compressor.errors import UserError
 from compressor.processor import weight_bits
-from compressor.tasks.task_kind import kind_of
 from export.runtimes.runtime_registry import CPU_PRECISIONS, DEFAULT, PRECISIONS, RUNNABLE, RUNTIMES, packages_of
 from pipelines.engine.stage import Entry, Problem, Stage, StageConfig, each_once
 from pipelines.file import limits
-from pipelines.stages.training_config import trains_base
+from pipelines.stages.training_config import last_training, trains_base
 
 if TYPE_CHECKING:
     from compressor.account import Plan
@@ -101,7 +100,7 @@ def check(config: ExportConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]
     if models and models[-1].row.merges and not config.merge:
         yield Problem("E644", "the model is merged: there is no delta to keep separate", "Remove the merge", ("merge",))
     if models and not models[-1].row.merges and config.merge:
-        trained = next((entry for entry in reversed(earlier) if entry.row.trains and entry.config.method != "same"), None)
+        trained = last_training(earlier)
         fix = "Put a merge before export"
         if trained is None or not trains_base(trained.config):
             fix += ", or merge: false in it"
@@ -174,22 +173,11 @@ def surroundings(config: ExportConfig) -> dict[str, Any]:
     """Facts of the machine that decide which file is the fastest, and how many bits a weight has."""
     from compressor.processor import processor
 
-    # 8 bits are no fact where OpenVINO is alone: what was made of 8 bits before there were 7 stays usable
-    asked = "int8" in config.possible and (weight_bits() < 8 or not all(RUNTIMES[name].calibrated for name in config.runtime))
-    return {**(processor() if config.auto else {}), **({"weight_bits": weight_bits()} if asked else {})}
+    bits = {"weight_bits": weight_bits()} if "int8" in config.possible else {}
+    return {**(processor() if config.auto else {}), **bits}
 
 
 TITLES = " or ".join(RUNTIMES[name].title for name in RUNNABLE)
-
-
-def corrected(config: ExportConfig, kinds: Sequence[str]) -> dict[str, Any]:
-    """What an earlier version wrote otherwise: int8 of the dense model, which was not repaired; and said otherwise: that few
-    labels which turn show something of all rows, and that an fp16 file is right which overflows where fp16 is computed."""
-    if any(kind_of(kind).generates for kind in kinds):
-        return {}
-    named = {"int8": "dense_int8", "fp16": "rounded_fp16"}
-    again = {name: 2 for precision, name in named.items() if precision in config.possible}
-    return {**again, **({"few_rows": 2} if set(config.possible) != {"fp32"} else {})}
 
 
 SECONDS_A_FILE = 6.0
@@ -219,7 +207,7 @@ STAGE = Stage(
     uses_dense=True,
     packages=("torch", "transformers", "tokenizers", "onnx", "onnx-ir", "onnxscript", *DEFAULT.packages),
     extras=lambda config: packages_of(config.runtime, writing=True),
-    version=12,
+    version=13,
     run="pipelines.stages.export.run:run",
     check=check,
     warns=warns,
@@ -227,5 +215,4 @@ STAGE = Stage(
     estimate=estimate,
     lengths=lambda config: [(("length",), config.length)] if config.length else [],
     surroundings=surroundings,
-    corrected=corrected,
 )

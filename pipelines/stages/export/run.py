@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 from compressor.deltas.factored import apart_of, require_factorable
@@ -28,7 +27,8 @@ def run(config: ExportConfig, inputs: Inputs, workspace: Workspace) -> dict[str,
     apart = {}
     if not config.merge:
         require_factorable(compressed)
-        apart = {"apart": asdict(apart_of(compressed))}
+        size = apart_of(compressed)
+        apart = {"apart": {"parameters": size, "macs": size}}
     if not config.auto:
         export = export_generator if data.kind.generates else export_one
         made = {

@@ -9,7 +9,6 @@ from compressor.checkpoint import load, save_checkpoint
 from compressor.deltas.links import merged_copy
 from compressor.pruning.weights import densities, nonzeros, require_zeros_kept
 from compressor.tasks.features import torch_forward
-from compressor.tasks.task_kind import kind_recorded, set_problem_type
 from pipelines.engine.stage import Inputs, Workspace
 from pipelines.stages.generated_texts import with_texts
 from pipelines.stages.loading import PARITY_ROWS, judge_rows, load_data, load_model, score_tests
@@ -22,7 +21,6 @@ def run(config: MergeConfig, inputs: Inputs, workspace: Workspace) -> dict[str, 
     data, previous = load_data(inputs), inputs.nearest("model")
     model = load_model(previous, inputs.base)
     require_zeros_kept(model)
-    set_problem_type(model.config, kind_recorded(data.kind, len(data.label_names)))  # an earlier version's state lacks the kind
     save_checkpoint(merged_copy(model), workspace.folder, inputs.base.folder)
     reloaded, rows = load(workspace.folder), data.compared(PARITY_ROWS)
     result = compare_modules("deltas -> merged", "merged", model, reloaded, rows, data, workspace)

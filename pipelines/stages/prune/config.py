@@ -11,7 +11,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from compressor.account import Plan
 from compressor.models.modules import MODULES, STRUCTURES
-from compressor.pruning_criteria import LOSS_POWER
+from compressor.pruning_criteria import CRITERIA
 from pipelines.engine.stage import Entry, Problem, Stage, StageConfig
 from pipelines.file import limits
 from pipelines.stages.generating_cost import decided_by_texts, work_of_texts
@@ -123,11 +123,12 @@ def check(config: PruneConfig, earlier: tuple[Entry, ...]) -> Iterable[Problem]:
             yield from prune_weights.problems(item, number, touched, in_every_block, some)
     for key, item in config.scored:
         modules = item.modules or MODULES_OF.get(item.structure, MODULES)
-        if item.criterion == "delta" and in_every_block is not None and not in_every_block & set(modules):
+        if CRITERIA[item.criterion].needs_change and in_every_block is not None and not in_every_block & set(modules):
             why, fix = f"no stage tunes {' or '.join(modules)}", "Tune one of these modules"
             if some:
                 why, fix = f"'{some.id}' trains the last {some.config.top} blocks alone", "Leave out top there"
-            yield Problem("E502", f"{item.structure} by criterion delta, but {why}", f"{fix}, or use taylor or weight", key)
+            what = f"{item.structure} by criterion {item.criterion}, but {why}"
+            yield Problem("E502", what, f"{fix}, or use taylor or weight", key)
 
 
 def plan(config: PruneConfig, plan: Plan) -> Plan:
@@ -210,18 +211,14 @@ def warns(config: PruneConfig, later: Sequence[Entry]) -> Iterable[str]:
     yield from uneven_warnings(config.items, config.search.structures if config.search else (), later)
 
 
-BY_LOSS, BY_STATES, BLOCKS_BY_STATES = 3, 4, 1
-"""Forward passes of a row, for the scores of a structure: with gradients; for hidden states, through two blocks for each and
-with the products of their states; and for those of whole layers."""
 PRICED, REFITTED = 5, 4
 """Forward passes of a row: for the price of a sublayer, and of a refit, through both models for each sublayer of a block."""
 
 
 def _passes_of(scored: ScoreSettings | WeightsItem) -> int:
-    """Forward passes of a row for one structure's scores; those of weights and of chance read no row."""
-    if scored.criterion == "reconstruction":
-        return BLOCKS_BY_STATES if scored.structure == "layers" else BY_STATES
-    return BY_LOSS if scored.criterion in LOSS_POWER else 0
+    """Forward passes of a row for one structure's scores."""
+    row = CRITERIA[scored.criterion]
+    return row.passes_of_layers if scored.structure == "layers" else row.passes
 
 
 def estimate(config: PruneConfig, plan: Plan, before: Plan, rows: dict[str, Any]) -> dict[str, float]:
@@ -254,29 +251,6 @@ def _surroundings(config: PruneConfig) -> dict[str, Any]:
     return surroundings(config.search.target) if timed else {}
 
 
-def corrected(config: PruneConfig, kinds: Sequence[str]) -> dict[str, Any]:
-    """What an earlier version computed otherwise: `reconstruction` by Σ|W + ΔW|, or by states that did not fit where a token's
-    were huge; of rows with choices the loss of each pair; targets of own lengths of prompts with their targets behind them, and
-    of a last batch of fewer rows; a refit gave back what a mask hides of W alone; what an item of weights hid was, after full
-    tuning, a change to those behind it; of equal |ΔW| the first went, and a tuned matrix without any was not adapted."""
-    from export.latency.passes import may_have_been_cut
-
-    criteria = {item.criterion for item in config.items} | set(config.search.criteria.values() if config.search else ())
-    of_choices = "choices" in kinds and criteria & LOSS_POWER.keys()
-    of_own_lengths = config.search is not None and config.search.target.lengths == "data"
-    of_weights = [item for item in config.items if item.structure == "weights"]
-    by_change = any(item.criterion in prune_weights.BY_CHANGE for item in of_weights)
-    return {
-        **({"reconstruction": 3} if "reconstruction" in criteria else {}),
-        **({"choices": 2} if of_choices else {}),
-        **({"prompts": 2} if of_own_lengths and "generation" in kinds else {}),
-        **({"rows": 2} if of_own_lengths and may_have_been_cut(config.search.target.batch) else {}),
-        **({"refit": 2} if config.refit else {}),
-        **({"masked_base": 2} if any(item.criterion == "delta_or_weight" for item in of_weights[1:]) else {}),
-        **({"equal_changes": 2} if by_change else {}),
-    }
-
-
 STAGE = Stage(
     name="prune",
     summary="physically remove attention heads, FFN neurons and layers, or hold single weights at zero",
@@ -285,7 +259,7 @@ STAGE = Stage(
     accepts=("model",),
     packages=("torch", "transformers", "tokenizers", "torch-pruning"),
     run="pipelines.stages.prune.run:run",
-    version=11,
+    version=12,
     scores_texts=True,
     removes=True,
     outcome="pruned",
@@ -297,5 +271,4 @@ STAGE = Stage(
     uses_dense=True,
     lengths=lengths,
     surroundings=_surroundings,
-    corrected=corrected,
 )

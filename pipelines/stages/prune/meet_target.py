@@ -61,6 +61,9 @@ ORDINALS = ("first", "second", "third", "fourth")
 UNTIMED = ("id2label", "label2id", "_name_or_path", "architectures", "transformers_version")
 """Keys of config.json that do not affect the latency of a graph beyond its shape."""
 
+TABLE = 2
+"""Version of how a latency table is measured: increased when equal facts give other times, so that it is measured again."""
+
 
 @dataclass(frozen=True)
 class TargetTrial:
@@ -225,12 +228,10 @@ def table_name(facts: Mapping[str, Any]) -> str:
 
 
 def workload_of(target: Target, inputs: Inputs, data: Data) -> Workload:
-    """What a timed target is timed on: a fixed shape, or the validation rows that `benchmark` times, as they come. Of fewer
-    rows those of whole batches, as the mean batch counts; all in one batch, where they are fewer than that."""
+    """What a timed target is timed on: a fixed shape, or the validation rows that `benchmark` times, as they come."""
     if target.lengths == "fixed":
         return target.batch, target.length
     rows = data.validation.draw(rows_of(target.batch), inputs.seed).requests
-    rows = rows[: len(rows) // target.batch * target.batch] or rows
     return next(made for made in passes_of(rows, data.pad_id, [target.batch]) if made.order == "arrival")
 
 
@@ -238,16 +239,14 @@ def facts_of(target: Target, workload: Workload, dense: nn.Module, inputs: Input
     """Everything that affects the content of a latency table."""
     # the shape does not include the activation and the attention window
     config = {key: value for key, value in dense.config.to_dict().items() if key not in UNTIMED}
-    of_rows = isinstance(workload, Pass)
     return {
         "architecture": dense.config.model_type,
         "config": fingerprint(config),
         "shape": asdict(shape_of(dense)),
         "knots": KNOTS,
+        "version": TABLE,
         "batch": target.batch,
-        "length": workload.shapes if of_rows else target.length,
-        # an earlier version fitted tables of such rows to the fastest passes over all of them
-        **({"fastest": "batch"} if of_rows else {}),
+        "length": workload.shapes if isinstance(workload, Pass) else target.length,
         "precision": target.precision,
         "rounds": target.rounds,
         "threads": inputs.threads,

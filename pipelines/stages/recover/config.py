@@ -11,29 +11,26 @@ from pydantic import Field, field_validator
 
 from compressor.account import Plan
 from compressor.methods import NAMES, OPTIONS, On, method
-from compressor.models.modules import REST
 from compressor.tasks import TaskConfig
-from compressor.tasks.task_kind import kind_of, names_kind
 from pipelines.engine.stage import Entry, Models, NamedInputs, Problem, Stage, entries_after, one_task_only
 from pipelines.file import limits
 from pipelines.stages.prune.prune_weights import filled_problems
 from pipelines.stages.prune.uneven_layers import check_sizes_alike
 from pipelines.stages.training_config import (
     TrainingConfig,
-    decayed_at_norms,
     key_problems,
     kind_problems,
+    last_training,
     length_problems,
     meaningless,
     merged_problems,
     method_in_words,
+    method_of,
     method_problems,
     methods_with,
     on_of,
     rates_of,
-    repeated_rank,
     trains_base,
-    useless_scores,
 )
 from pipelines.stages.training_plan import counted, estimate, planned, require_precision
 
@@ -224,7 +221,7 @@ def same_problems(config: RecoverConfig, earlier: tuple[Entry, ...], fresh: Entr
             what = f"same would train the whole {on} in which '{entry.id}' trained chosen positions"
             yield Problem("E404", what, "Name a method, e.g. lora, or selective and where its positions come from", ("method",))
             return
-    last = next((entry for entry in reversed(earlier) if entry.row.trains and entry.config.method != "same"), None)
+    last = last_training(earlier)
     if last is not None and last.config.top is not None:
         what = f"same would train the whole model, '{last.id}' trained its last {last.config.top} blocks"
         yield Problem("E404", what, f"Say method: full, top: {last.config.top}, or another method", ("method",))
@@ -247,7 +244,7 @@ def plan(config: RecoverConfig, plan: Plan) -> Plan:
     decides what each block keeps, or the network of a reparametrized prefix is dropped, and a lower one with
     `deselected: freeze`: all that ever moved goes on."""
     require_precision(config)
-    everything = method(plan.trained[-1].method if config.method == "same" else config.method).trains_base
+    everything = method_of(config, plan.trained[-1].method).trains_base
     frozen = 0
     if everything:
         from compressor.deltas.links import chains, detach
@@ -279,43 +276,7 @@ RATES = ("learning_rate", "mask_learning_rate", "final_learning_rate")
 def rates_of_labels(config: RecoverConfig, before: str) -> dict[str, float]:
     """Default learning rates where labels are learned, by key; `before` is the method of the training before."""
     usual = config.model_copy(update=dict.fromkeys(RATES))
-    return rates_of(usual, method(before if config.method == "same" else config.method))
-
-
-def corrected(config: RecoverConfig, kinds: Sequence[str] = ()) -> dict[str, Any]:
-    """What an earlier version computed otherwise: a control that learned labels at any given rate, also of masks or behind a
-    projection, or stopped at the checkpoints of a growing Ω, or named no kind of task in its state; a second adapter at a norm,
-    which hid the first; scored texts, learnt where white space or what the base's tokenizer normalizes differed; positions that
-    a training chose where a mask hides; a control of `modules: everything` that trained its matrices alone; values on a LoRA
-    whose rank stands in the select, too; adapters at a norm, without weight decay; masks that hide nothing, with scores."""
-    of_labels = config.control and config.unlabelled and config.teacher is None
-    given = [key for key in RATES if of_labels and getattr(config, key) is not None]
-    usual = rates_of_labels(config, config.method) if given and config.method != "same" else {}
-    higher = {key for key in given if getattr(config, key) > usual.get(key, 0)}
-    at_norms = config.method == "adapter" and config.placement == "adapterhub"
-    unnamed = config.control and any(names_kind(kind_of(kind)) for kind in kinds)
-    grown = config.strategy in ("increment", "repeat")
-    return {
-        **({"control": 2} if "learning_rate" in higher else {}),
-        **({"control_rates": 2} if higher - {"learning_rate"} else {}),
-        **({"control_checkpoints": 2} if of_labels and config.checkpoints else {}),
-        **({"norm_adapters": 2} if at_norms else {}),
-        **({"control_kind": 2} if unnamed else {}),
-        **({"spaced_texts": 3} if config.unlabelled else {}),
-        **({"grown_positions": 2} if grown else {}),
-        **({"control_positions": 2} if config.control and _may_train_everything(config) else {}),
-        **repeated_rank(config),
-        **decayed_at_norms(config),
-        **useless_scores(config),
-    }
-
-
-def _may_train_everything(config: RecoverConfig) -> bool:
-    """Whether the select before it may have chosen positions in every parameter (`modules: everything`)."""
-    if config.method == "same":
-        return False
-    everything = config.on in (None, "weights") and (config.modules is None or REST in config.modules)
-    return everything and method(config.method).takes_places(config) and not method(config.method).low_rank
+    return rates_of(usual, method_of(config, before))
 
 
 STAGE = Stage(
@@ -327,12 +288,11 @@ STAGE = Stage(
     accepts=("omega",),
     uses_dense=True,
     packages=("torch", "transformers", "accelerate", "tokenizers"),
-    version=7,
+    version=8,
     beside=NamedInputs(("texts",), ("teacher",), file_problems, require_tokens, file_facts),
     scores_tests=True,
     trains=True,
     outcome="recovered",
-    corrected=corrected,
     run="pipelines.stages.recover.run:run",
     check=check,
     plan=plan,

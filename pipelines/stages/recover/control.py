@@ -42,7 +42,7 @@ from pipelines.engine.store import digest, fingerprint
 from pipelines.reporting.format import scaled
 from pipelines.stages.loading import judged, load_model, recorded, score_tests
 from pipelines.stages.once import once
-from pipelines.stages.recover.config import CONTROL, STAGE, RecoverConfig, corrected, rates_of_labels
+from pipelines.stages.recover.config import CONTROL, STAGE, RecoverConfig, rates_of_labels
 from pipelines.stages.recover.lessons import Lessons, json_sha256
 from pipelines.stages.recover.preparing import prepare, teaching
 from pipelines.stages.training_plan import PASSES_OF_LABELS
@@ -80,8 +80,6 @@ def train_control(
     _unpack(packed, folder)
     facts, metric = json.loads((folder / FACTS).read_text()), data.kind.metric
     (folder / FACTS).unlink()
-    # a recovery that learns labels itself may have the same control, and earlier versions stored with it what it was for
-    facts.pop("learned", None)
     value = scaled(facts["quality"][metric.key], metric.scale, metric.unit)
     workspace.say(f"control: {value if metric.unit else f'{metric.name} {value}'} after {training.told} without pruning")
     return facts | training.learned
@@ -133,7 +131,6 @@ class ControlTraining:
         return fingerprint(
             {
                 "version": STAGE.version,
-                **corrected(self.config, [inputs.task.kind]),
                 "config": self.config.model_dump(mode="json", exclude={"id", "control", "texts", "teacher"}, exclude_none=True),
                 "start": [digest(inputs.dense), inputs.base.sha256, start, self.before],
                 "rows": json_sha256([rows, positions]),
@@ -147,8 +144,7 @@ class ControlTraining:
 
 def _measured_by(task: TaskConfig) -> dict[str, Any]:
     """What a task chooses to be measured by, where it does: its metric, how texts are generated for it, and the content of the
-    files that are only scored. That of the validation file where texts are compared, which tokens and labels do not hold. How
-    the interval is drawn, where that was another."""
+    files that are only scored. That of the validation file where texts are compared, which tokens and labels do not hold."""
     tests = {"tests": {name: sha256_of(path) for name, path in task.tests.items()}} if task.tests else {}
     kind = kind_for(task)
     of_texts = kind.metric.of_texts
@@ -157,8 +153,6 @@ def _measured_by(task: TaskConfig) -> dict[str, Any]:
     return {
         **({"metric": [task.metric, task.positive], **decoded, **tests} if task.metric or tests else {}),
         **({"validation": sha256_of(task.validation)} if compared else {}),
-        # an earlier version drew the rows of such metrics with a bias
-        **({"intervals": 2} if kind.output_metric.resampled else {}),
     }
 
 

@@ -10,11 +10,12 @@ import numpy as np
 from torch import nn
 
 from compressor.deltas.links import Change, merge_all, merge_deltas
-from compressor.methods import Options, apply, method, set_trainable
+from compressor.methods import Options, apply, set_trainable
 from compressor.training.distillation import HIDDEN_WEIGHT, HiddenTeacher
 from pipelines.engine.stage import Inputs
 from pipelines.stages.loading import load_model
 from pipelines.stages.recover.config import RecoverConfig
+from pipelines.stages.training_config import method_of
 from pipelines.stages.trainings import settings_of
 
 
@@ -24,7 +25,7 @@ def prepare(model: nn.Module, config: RecoverConfig, before: str, options_of: Ca
     `before` is the method of the training before, `options_of` gives the options of a new group of changes.
     """
     groups = sorted({module.group for module in model.modules() if isinstance(module, Change)})
-    row = method(before if config.method == "same" else config.method)
+    row = method_of(config, before)
     if row.trains_base:
         merge_deltas(model)
         set_trainable(model, base=True, groups=(), top=config.top)

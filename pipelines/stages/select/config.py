@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -177,15 +177,6 @@ def estimate(config: SelectConfig, plan: Plan, before: Plan, rows: dict[str, Any
     return {**needs, "memory": max(memory, 2 * plan.shape.bytes)}
 
 
-def corrected(config: SelectConfig, kinds: Sequence[str]) -> dict[str, Any]:
-    """What an earlier version computed otherwise: the gradient of a last batch of fewer rows counted as that of a full one.
-    Without `samples` only the data tell how many rows there are. Weights that a prune hides of W alone were candidates."""
-    may_be_short = config.gradient_rows > 1 and (config.samples is None or config.samples % config.gradient_rows)
-    # the magnitude of hidden weights is 0
-    judges_hidden = config.on == "weights" and not config.row.batch and config.score != "magnitude"
-    return {**({"short_batch": 2} if may_be_short else {}), **({"hidden_of_w": 2} if judges_hidden else {})}
-
-
 STAGE = Stage(
     name="select",
     summary="choose the positions of the sparse update (Ω), e.g. by robust PCA",
@@ -194,15 +185,9 @@ STAGE = Stage(
     accepts=("model",),
     reads_data=reads_data,
     packages=("torch", "transformers", "tokenizers"),
-    version=4,
+    version=5,
     check=check,
     run="pipelines.stages.select.run:run",
     plan=plan,
     estimate=estimate,
-    # since rows are repeated, and gradients clipped by the asked parts of fused weights alone: earlier choices are others
-    surroundings=lambda config: {
-        **({"repeated": True} if config.samples else {}),
-        **({"clips_parts": True} if config.clip else {}),
-    },
-    corrected=corrected,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -20,15 +20,12 @@ from pipelines.engine.stage import Entry, Problem, Stage
 from pipelines.file import limits
 from pipelines.stages.training_config import (
     TrainingConfig,
-    decayed_at_norms,
     kind_problems,
     length_problems,
     meaningless,
     method_in_words,
     method_problems,
     methods_with,
-    repeated_rank,
-    useless_scores,
 )
 from pipelines.stages.training_plan import counted, estimate, planned, require_precision
 
@@ -92,12 +89,6 @@ def plan(config: TuneConfig, plan: Plan) -> Plan:
     return replace(plan, shape=shape, trained=(trained,), trainable=trainable)
 
 
-def corrected(config: TuneConfig, kinds: Sequence[str]) -> dict[str, Any]:
-    """What an earlier version computed otherwise: values on a LoRA whose rank stands in the select, too; adapters at a norm,
-    without weight decay; masks that hide nothing, trained and stored."""
-    return {**repeated_rank(config), **decayed_at_norms(config), **useless_scores(config)}
-
-
 STAGE = Stage(
     name="tune",
     summary="train a small change of the frozen model (see list methods), or everything (full)",
@@ -105,11 +96,10 @@ STAGE = Stage(
     produces="model",
     accepts=("omega",),
     packages=("torch", "transformers", "accelerate", "tokenizers"),
-    version=5,
+    version=6,
     scores_tests=True,
     trains=True,
     outcome="tuned",
-    corrected=corrected,
     run="pipelines.stages.tune.run:run",
     check=check,
     plan=plan,
