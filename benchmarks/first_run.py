@@ -21,7 +21,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -129,7 +129,7 @@ def confirmed(folder: Path, more: Path) -> dict[str, float] | None:
     rows = load_data(inputs)
     outputs_of = partial(predict, rows=rows.validation.tokens, pad_id=rows.pad_id)
     live = partial(run_session, session(exported.folder / file["path"]))
-    ours, theirs = outputs_of(torch_forward(load_model(inputs.nearest("model"), reference))), outputs_of(live)
+    ours, theirs = outputs_of(torch_forward(load_model(inputs.nearest("model"), inputs.base))), outputs_of(live)
     labels = rows.validation.labels
     low, high = difference_interval(accuracy, theirs, ours, labels)
     change = accuracy(theirs, labels) - accuracy(ours, labels)

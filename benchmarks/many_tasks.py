@@ -68,10 +68,13 @@ def write_single(reference: str, delta: Path, folder: Path) -> Path:
     """One task merged, as the export writes it for ONNX Runtime."""
     import compressor
     from compressor.deltas.links import merge_all
-    from export.runtimes.onnxruntime import export_onnx
+    from export.graph.rewrite import can_fuse
+    from export.graph.trace import trace
+    from export.runtimes.onnxruntime import write_onnx
 
     model = merge_all(compressor.load(reference_folder(reference), delta=delta))
-    return export_onnx(model, batch_of(2, 9, np.random.default_rng(0)), folder, precisions=["fp32"])["fp32"]
+    graph = trace(model, batch_of(2, 9, np.random.default_rng(0)))
+    return write_onnx(graph, folder, precisions=["fp32"], fuse=can_fuse(model))["fp32"]
 
 
 def reference_folder(reference: str) -> Path:

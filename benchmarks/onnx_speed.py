@@ -110,8 +110,9 @@ def files(folder: Path, scratch: Path) -> dict[str, Path]:
         place = scratch / plan
         place.mkdir(parents=True)
         model = pruned(folder, heads, neurons)
-        made = {f"ours {precision}": path for precision, path in export_onnx(model, sample, place / "ours").items()}
-        made |= {f"plain {name}": path for name, path in export_onnx(model, sample, place / "plain", fuse=False).items()}
+        graph = trace(model, sample)
+        made = {f"ours {name}": path for name, path in write_onnx(graph, place / "ours", fuse=can_fuse(model)).items()}
+        made |= {f"plain {name}": path for name, path in write_onnx(graph, place / "plain", fuse=False).items()}
         made |= export_peer(model, sample, place)
         result |= {f"{plan} {name}": path for name, path in made.items()}
     return result | {AGAIN: result[CONTROL]}

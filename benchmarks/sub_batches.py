@@ -17,7 +17,6 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from compressor.tasks import TaskConfig
 from compressor.tasks.reading import read_task
 from export.runtimes.runtime import Runtime
 from export.runtimes.runtime_registry import RUNTIMES
@@ -103,7 +102,7 @@ def main() -> None:
     facts = opened.facts
     # OpenVINO's session computes one run at a time
     sides = [opened.side(options.threads, streams) for streams in ((1, options.threads) if opened.runtime.streams else (1,))]
-    texts = read_task(TaskConfig(**open_run(options.run).lock["task"])).validation.texts[: options.rows]
+    texts = read_task(open_run(options.run).task).validation.texts[: options.rows]
     for label, times in (("as they are", 1), ("up to max_length", facts.max_length)):
         repeated = [tuple(" ".join([cell] * times) for cell in cells) for cells in texts]
         encodings = opened.tokenizer.encode_batch([cells if facts.pair else cells[0] for cells in repeated])

@@ -53,7 +53,8 @@ def ours(folder: Path, method: str, modules: Sequence[str] = MODULES, **kind) ->
     matrices = matrices_of(model, modules)
     share = kind.pop("ratio", None)
     count = {matrix.path: int(share * matrix.original.numel()) if share else PLACES for matrix in matrices}
-    omega = {matrix.path: select(matrix.original, "magnitude", count[matrix.path], seed=0) for matrix in matrices}
+    scores = {matrix.path: weight_score(matrix.original, "magnitude", seed=0) for matrix in matrices}
+    omega = {path: choose_places([score], count[path])[0] for path, score in scores.items()}
     apply(model, method, Options(modules=tuple(modules), rank=RANK, alpha=ALPHA, omega=omega, **kind))
     return model
 

@@ -45,7 +45,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from benchmarks.lengths import DATA, rows_in, streams_of
 from benchmarks.record import plain, write_record
 from benchmarks.runtimes import CONTROL_BOUND, model_of, narrowed
-from compressor.tasks.features import Encoding, pad
+from compressor.tasks.features import Encoding, pad, torch_forward
 from export.graph.rewrite import can_fuse
 from export.graph.trace import trace
 from export.runtimes.onnxruntime import RUNTIME, write_onnx
@@ -84,10 +84,10 @@ AttentionInterface.register("varlen", varlen)
 AttentionMaskInterface.register("varlen", lambda *_, **__: None)
 
 
-def unpadded(model: nn.Module, device: str) -> Callable[[Encoding], np.ndarray]:
+def unpadded(model: nn.Module) -> Callable[[Encoding], np.ndarray]:
     """A BERT classifier that computes the tokens of the rows alone; its attention is replaced in place."""
     model.set_attn_implementation("varlen")
-    body = model.bert
+    body, device = model.bert, model.device
 
     @torch.inference_mode()
     def forward(encoding: Encoding) -> np.ndarray:
@@ -104,17 +104,6 @@ def unpadded(model: nn.Module, device: str) -> Callable[[Encoding], np.ndarray]:
         states = body.encoder(states, bounds=places, longest=int(lengths.max())).last_hidden_state
         pooled = body.pooler(states[0, places[:-1].long()].unsqueeze(1))
         return model.classifier(pooled).float().cpu().numpy()
-
-    return forward
-
-
-def padded(model: nn.Module, device: str) -> Callable[[Encoding], np.ndarray]:
-    """The classifier as transformers has it, padded to the longest row of each batch."""
-
-    @torch.inference_mode()
-    def forward(encoding: Encoding) -> np.ndarray:
-        tensors = {name: torch.from_numpy(values).to(device) for name, values in encoding.items()}
-        return model(**tensors).logits.float().cpu().numpy()
 
     return forward
 
@@ -150,9 +139,10 @@ def contenders(paths: Mapping[str, Path], options: argparse.Namespace) -> dict[s
     number, ways = torch.float16 if options.device == "cuda" else torch.float32, {}
     for plan, model in models_of(options.model).items():
         ways[f"{plan} {FILE}"] = from_file(paths[plan], options.device, options.threads)
-        for name, made in ((PADDED, padded), (UNPADDED, unpadded)):
-            # a copy, whose config is its own too: the attention of one is replaced
-            ways[f"{plan} {name}"] = made(copy.deepcopy(model).to(options.device, number), options.device)
+        model = model.to(options.device, number)
+        ways[f"{plan} {PADDED}"] = torch_forward(model, accelerate=False)
+        # a copy, whose config is its own too: its attention is replaced
+        ways[f"{plan} {UNPADDED}"] = unpadded(copy.deepcopy(model))
     return {**ways, AGAIN: ways[CONTROL]}
 
 

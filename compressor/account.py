@@ -73,7 +73,7 @@ class Trained:
         row = method(self.method)
         return (row.kept(shape, self.options) if row.kept else 0) or self.count(shape)
 
-    def continued(self, shape: ModelShape, uneven: Collection[str] = ()) -> int:
+    def continued(self, shape: ModelShape, uneven: Collection[str]) -> int:
         """Number of those that a later stage can train further; the most where only the run decides how many units of the
         `uneven` structures each block keeps."""
         row = method(self.method)

@@ -9,6 +9,7 @@ from numbers import Real
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
 """Names of pipelines, stages, tasks and served models: safe as a file's name everywhere."""
+NAME_FIX = "Use letters a to z, digits, '_', '-' and '.', a letter or digit first"
 
 
 def require_one_of(what: str, value: object, words: Iterable[object]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -170,11 +170,7 @@ def _restore_strictly(model: nn.Module, description: dict, tensors: dict[str, Te
 
 def _load_strictly(model: nn.Module, tensors: dict[str, Tensor], expected: set[str], folder: Path) -> None:
     """Copy `tensors` into the model; names and shapes must match exactly. Raises UserError E305."""
-    if set(tensors) != expected:
-        odd = sorted(set(tensors) ^ expected)[:3]
-        raise UserError(
-            "E305", f"tensors missing or unexpected: {', '.join(odd)}", "The folder is damaged or mixed up", str(folder)
-        )
+    _require_names(tensors, expected, folder)
     state = model.state_dict()
     for name, tensor in tensors.items():
         if state[name].shape != tensor.shape:
@@ -185,6 +181,14 @@ def _load_strictly(model: nn.Module, tensors: dict[str, Tensor], expected: set[s
                 str(folder),
             )
         state[name].copy_(tensor)
+
+
+def _require_names(tensors: Mapping[str, Tensor], expected: set[str], folder: Path) -> None:
+    """Raise UserError E305 where a folder lacks tensors of a model, or has others."""
+    if odd := sorted(set(tensors) ^ expected)[:3]:
+        raise UserError(
+            "E305", f"tensors missing or unexpected: {', '.join(odd)}", "The folder is damaged or mixed up", str(folder)
+        )
 
 
 def save_checkpoint(model: nn.Module, folder: Path, tokenizer_folder: Path) -> None:
@@ -268,10 +272,7 @@ def _load_checkpoint(folder: Path) -> nn.Module:
         with reading_by_library(f"has a {CONFIG} from which no model can be built", DAMAGED), torch.device("meta"):
             model = _on_meta(folder)
             untie(model, tensors)
-    expected = set(_plain_weights(model))
-    if set(tensors) != expected:
-        odd = sorted(set(tensors) ^ expected)[:3]
-        raise UserError("E305", f"tensors missing or unexpected: {', '.join(odd)}", "The folder is damaged", str(folder))
+    _require_names(tensors, set(_plain_weights(model)), folder)
     try:
         # not strict: tied weights are stored once; every other name was compared above
         model.load_state_dict(tensors, strict=False, assign=True)

@@ -10,6 +10,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from compressor.control_groups import CGROUP, MEMBERSHIP, cpu_quota, groups_of, rows_of, words_of
+
 INSTRUCTIONS = (
     *("avx", "avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "avx512_fp16", "amx_int8", "amx_bf16"),
     *("asimd", "asimddp", "i8mm", "bf16", "sve", "sve2"),
@@ -21,10 +23,6 @@ LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_
 """Environment variables that keep oneDNN, PyTorch and MKL from kernels of some instruction sets."""
 CPUINFO = Path("/proc/cpuinfo")
 """The file that describes every core of the machine; systems other than Linux have none."""
-CGROUP = Path("/sys/fs/cgroup")
-"""Where control groups are mounted."""
-MEMBERSHIP = Path("/proc/self/cgroup")
-"""The file that lists the control groups of this process."""
 MEMINFO = Path("/proc/meminfo")
 """The file with the memory of the machine; systems other than Linux have none."""
 STATM = Path("/proc/self/statm")
@@ -88,13 +86,6 @@ def allowed_cores() -> Collection[int]:
     return affinity(0) if affinity else range(os.cpu_count() or 1)
 
 
-def cpu_quota(root: Path = CGROUP, membership: Path = MEMBERSHIP) -> float | None:
-    """Cores' worth of CPU time that the control groups of this process allow (docker --cpus, Kubernetes limits), None for no
-    limit."""
-    limits = [quota(folder) for folder in _groups("cpu", root, membership) for quota in (_quota_v2, _quota_v1)]
-    return min((limit for limit in limits if limit), default=None)
-
-
 def memory_limit(root: Path = CGROUP, membership: Path = MEMBERSHIP) -> int | None:
     """Bytes of memory that the control groups of this process allow (docker --memory, Slurm), None for no limit."""
     return min((limit for limit, _ in _memory_limits(root, membership)), default=None)
@@ -103,14 +94,14 @@ def memory_limit(root: Path = CGROUP, membership: Path = MEMBERSHIP) -> int | No
 def free_memory(root: Path = CGROUP, membership: Path = MEMBERSHIP, meminfo: Path = MEMINFO) -> int:
     """Bytes of memory that this process may still use: those of the machine (all of its memory, where the system does not say
     what is free), or fewer where its control groups allow less."""
-    available = [int(words[1]) * 1024 for words in _rows(meminfo) if words[:1] == ["MemAvailable:"]]
+    available = [int(words[1]) * 1024 for words in rows_of(meminfo) if words[:1] == ["MemAvailable:"]]
     machine = available[0] if available else _pages() * os.sysconf("SC_PAGE_SIZE")
     return max(min([machine, *(limit - used for limit, used in _memory_limits(root, membership))]), 0)
 
 
 def resident_memory(statm: Path = STATM) -> int:
     """Bytes of memory that this process holds; 0 where the system does not say."""
-    words = _words(statm)
+    words = words_of(statm)
     return int(words[1]) * os.sysconf("SC_PAGE_SIZE") if words else 0
 
 
@@ -139,55 +130,11 @@ def _memory_limits(root: Path, membership: Path) -> list[tuple[int, int]]:
     """(limit, use) in bytes of every control group of this process that limits memory; what the kernel would drop from its
     cache of files for other data is not in use."""
     limits = []
-    for folder in _groups("memory", root, membership):
-        stat = dict(words for words in _rows(folder / "memory.stat") if len(words) == 2)
+    for folder in groups_of("memory", root, membership):
+        stat = dict(words for words in rows_of(folder / "memory.stat") if len(words) == 2)
         cache = sum(int(stat.get(f"total_{name}", stat.get(name, 0))) for name in ("inactive_file", "active_file"))
         for limit, use in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
-            words, used = _words(folder / limit), _words(folder / use)
+            words, used = words_of(folder / limit), words_of(folder / use)
             if words and words[0].isdecimal() and int(words[0]) < NO_LIMIT:
                 limits.append((int(words[0]), max(int(used[0]) - cache, 0) if used else 0))
     return limits
-
-
-def _groups(controller: str, root: Path, membership: Path) -> list[Path]:
-    """The folders, in versions 1 and 2, of the control groups of this process that have a controller, and of their parents.
-
-    `root` is where control groups are mounted, `membership` the file that lists those of this process.
-    """
-    lines = membership.read_text().splitlines() if membership.is_file() else []
-    ours = {controllers: path for _, controllers, path in (line.split(":", 2) for line in lines if line.count(":") > 1)}
-    folders = _upwards(root, ours.get("", "/"))
-    for controllers, path in ours.items():
-        if controller in controllers.split(","):
-            folders += [folder for mount in (controllers, controller) for folder in _upwards(root / mount, path)]
-    return folders
-
-
-def _upwards(root: Path, path: str) -> list[Path]:
-    """The folder of the control group and its parents: each may set a limit."""
-    parts = [part for part in path.split("/") if part not in ("", "..")]
-    return [root.joinpath(*parts[:length]) for length in range(len(parts), -1, -1)]
-
-
-def _quota_v2(folder: Path) -> float | None:
-    """Cores allowed by cpu.max (control groups 2), which holds 'QUOTA PERIOD' in µs, or 'max PERIOD'."""
-    words = _words(folder / "cpu.max")
-    return int(words[0]) / int(words[1]) if len(words) == 2 and all(map(str.isdecimal, words)) and int(words[1]) else None
-
-
-def _quota_v1(folder: Path) -> float | None:
-    """Cores allowed by control groups 1: quota over period; None where the quota is -1 (no limit)."""
-    words = _words(folder / "cpu.cfs_quota_us") + _words(folder / "cpu.cfs_period_us")
-    return int(words[0]) / int(words[1]) if len(words) == 2 and all(map(str.isdecimal, words)) and int(words[1]) else None
-
-
-def _words(path: Path) -> list[str]:
-    return [word for words in _rows(path) for word in words]
-
-
-def _rows(path: Path) -> list[list[str]]:
-    """The words of every line of a file; none of a file that cannot be read."""
-    try:
-        return [line.split() for line in path.read_text().splitlines()]
-    except OSError:
-        return []

@@ -21,6 +21,8 @@ from compressor.errors import UserError
 STORE = ".store"
 RUN_FILE, LOCK_FILE, MANIFEST = "run.json", "pipeline.lock.yaml", "artifact.json"
 """The files of a run that tell how its last attempt went and what it made, and that of an artifact."""
+RUN_AGAIN = "Run the pipeline again: what is finished is kept"
+"""The fix for a damaged file of a run."""
 MOST_BYTES, MOST_DEPTH = 2**26, 40
 """Largest size and nesting of a lock file or a manifest."""
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -152,4 +154,4 @@ def _changed(place: Path, files: Mapping[str, str]) -> Iterator[str]:
 
 
 def _damaged(name: str, folder: Path) -> UserError:
-    return UserError("E305", f"{name} cannot be read", "Run the pipeline again: what is finished is kept", str(folder))
+    return UserError("E305", f"{name} cannot be read", RUN_AGAIN, str(folder))

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[1]
 BACKENDS = Path(__file__).parent / "backends"
 SHARED = (
     *sorted(BACKENDS.glob("*.py")),
+    ROOT / "compressor" / "control_groups.py",
     # how OpenVINO's files run, in a local session and on the server: both give equal logits
     ROOT / "export" / "runtimes" / "padded_model.py",
     ROOT / "compressor" / "tasks" / "first_tokens.py",

@@ -88,7 +88,7 @@ def write_repository(
 def check_name(name: str) -> None:
     """Raises UserError E720 for what is no model's name: it becomes a folder's."""
     if not re.fullmatch(NAME_PATTERN, name):
-        raise UserError("E720", f"'{name}' is not a model name", "Use letters a to z, digits, '_', '-' and '.'")
+        raise UserError("E720", f"'{name}' is not a model name", NAME_FIX)
     if name.endswith(TEXT_SUFFIX):
         raise UserError("E720", f"'{name}' ends as the names of models that take texts do", f"Leave out {TEXT_SUFFIX}")
 

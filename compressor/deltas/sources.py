@@ -138,7 +138,7 @@ class NetworkPrototype(Prototype):
     It is stored, and settled, as the plain prototype of its current tensors.
     """
 
-    def __init__(self, name: str, source: Reparametrized, group: str = ""):
+    def __init__(self, name: str, source: Reparametrized, group: str):
         super().__init__(name, {}, group)
         self.source, self.names = source, source.names
 
@@ -241,7 +241,7 @@ class Masked(TensorSource):
     or the scores of many tasks.
     """
 
-    def __init__(self, prototype: Prototype, layer: nn.Module, task: nn.Module | None = None, combine: str = "or"):
+    def __init__(self, prototype: Prototype, layer: nn.Module, task: nn.Module | None, combine: str):
         super().__init__()
         if combine not in COMBINE:
             raise ValueError(f"masks are not joined by '{combine}'")

@@ -215,8 +215,6 @@ class Method:
     """Whether each of them then has a mask of its own."""
     mergeable: bool | Mapping[str, bool] = True
     """Whether merging gives a model of the base's architecture; for each variant (`on`, `shared`) if they differ."""
-    identity: bool = True
-    """Whether the model's outputs are unchanged before the first step."""
     kind_key: str | None = None
     """The option that selects the method's variant, e.g. propetl's `shared`."""
     variants: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

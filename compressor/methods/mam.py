@@ -46,5 +46,4 @@ METHOD = Method(
     reads=("length", "reparametrize", "bottleneck"),
     defaults={None: {"length": 30, "bottleneck": 512}},
     mergeable=False,
-    identity=False,
 )

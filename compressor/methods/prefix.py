@@ -91,7 +91,6 @@ METHOD = Method(
     source="Li and Liang 2021, sections 4.2 and 4.3",
     reads=("length", "reparametrize"),
     mergeable=False,
-    identity=False,
     # the network's weights change every key and value at once: at 3e-3 MiniLM learns nothing
     rates={"reparametrize": 1e-3},
 )

@@ -215,7 +215,6 @@ METHOD = Method(
     strategies=("at every step",),
     scopes=("matrix",),
     mergeable={"adapter": False, "lora": True, "prefix": False},
-    identity=False,
     kind_key="shared",
     variants={"adapter": ("bottleneck",), "lora": ("modules", "rank", "alpha"), "prefix": ("length", "reparametrize")},
     unused=unused,

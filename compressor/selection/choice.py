@@ -98,8 +98,3 @@ def weight_score(weight: Tensor, score: str, seed: int, *, path: str = "this mat
     scores = WEIGHT_SCORES[score](weight.detach().float(), seed, **settings)
     require_ranks(scores, f"score {score}: the scores of {path}")
     return scores
-
-
-def select(weight: Tensor, score: str, count: int, seed: int) -> Tensor:
-    """Ω of one matrix (out, in) alone: `count` sorted flat int32 indices. Raises UserError E401, E409."""
-    return choose_places([weight_score(weight, score, seed)], count, "this matrix")[0]

@@ -33,7 +33,7 @@ def require_finite(values: Tensor, name: str, fix: str = FIX, most: float | None
         raise UserError("E409", fault, fix)
 
 
-def require_ranks(scores: Tensor, name: str, fix: str = FIX) -> None:
+def require_ranks(scores: Tensor, name: str) -> None:
     """Raise UserError E409 where scores, of any shape, contain NaN. Infinity has a rank: PaFi gives it to weights of 0."""
     if wrong := int(torch.isnan(scores).sum()):
-        raise UserError("E409", f"{name} hold {wrong:,} of {scores.numel():,} values that are not a number (NaN)", fix)
+        raise UserError("E409", f"{name} hold {wrong:,} of {scores.numel():,} values that are not a number (NaN)", FIX)

@@ -92,7 +92,7 @@ def decided_labels_agree(reference: np.ndarray, candidate: np.ndarray, noise: fl
     return float(1 - (turned & (margins(reference, candidate)[0] > NOISES * noise)).mean())
 
 
-def output_distance(reference: np.ndarray, candidate: np.ndarray, *, softmax: bool = True) -> float:
+def output_distance(reference: np.ndarray, candidate: np.ndarray, *, softmax: bool) -> float:
     """Distance of two arrays of outputs (predictions, outputs): rms of the change over the spread of the reference.
 
     Logits of one `softmax` are compared up to a constant per prediction, which it ignores: for two classes this is the rms

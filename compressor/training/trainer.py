@@ -6,8 +6,9 @@ as the backward of attention with a mask, may add in any order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -61,14 +62,14 @@ class TaskTrainer(Trainer):
         self,
         *,
         watch: Watch,
-        mask_learning_rate: float | None = None,
-        grower: Grower | None = None,
-        dense: Sequence[Dense] = (),
-        share: Callable[[int], float] | None = None,
-        teacher: HiddenTeacher | None = None,
-        dropout: bool = True,
-        precision: Precision = "fp32",
-        best: KeepBest | None = None,
+        mask_learning_rate: float | None,
+        grower: Grower | None,
+        dense: Sequence[Dense],
+        share: Callable[[int], float] | None,
+        teacher: HiddenTeacher | None,
+        dropout: bool,
+        precision: Precision,
+        best: KeepBest | None,
         **arguments,
     ):
         super().__init__(**arguments)
@@ -256,9 +257,13 @@ def settle(model: nn.Module) -> None:
     settle_prototypes(model)
 
 
-def _means(losses: list[float], every: int = 10) -> list[dict]:
-    """Mean loss of every `every` steps. Trainer's own means restart after a resume; these do not."""
-    blocks = ((start, losses[start : start + every]) for start in range(0, len(losses), every))
+STEPS_OF_MEAN = 10
+"""Steps whose losses are reported by one mean."""
+
+
+def _means(losses: list[float]) -> list[dict]:
+    """Mean loss of every STEPS_OF_MEAN steps. Trainer's own means restart after a resume; these do not."""
+    blocks = ((start, losses[start : start + STEPS_OF_MEAN]) for start in range(0, len(losses), STEPS_OF_MEAN))
     return [{"step": start + len(block), "loss": round(float(np.mean(block)), 6)} for start, block in blocks]
 
 
@@ -278,7 +283,33 @@ def trainer_of(
     """The Trainer of one training; `overrides` replace its TrainingArguments. Raises ValueError where nothing is trainable."""
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError("no parameter has requires_grad: see compressor.methods.apply")
-    growing = hasattr(model, "growth")
+    steps, growing = schedule.steps(len(dataset)), hasattr(model, "growth")
+    settings = _settings(schedule, work, steps, growing, overrides)
+    grower, dense = grower_of(model, steps, stops, on_stop) if growing else None, dense_links(model)
+    first, watch = fixed_after(dense, steps), Watch(model, schedule, steps, mask_parameters(model))
+    method_callbacks = [Grow(grower, watch)] if grower else [DenseLinks(dense, watch, first)] if dense else []
+    trainer = TaskTrainer(
+        model=model,
+        args=settings,
+        train_dataset=dataset,
+        data_collator=Collator(pad_id, rank(), launched()),
+        callbacks=[*callbacks, *method_callbacks, *([best] if best is not None else [])],
+        watch=watch,
+        mask_learning_rate=schedule.mask_learning_rate,
+        grower=grower,
+        dense=dense,
+        share=schedule.halves(first, steps) if gates_of(dense) else None,
+        teacher=teacher,
+        dropout=schedule.dropout,
+        precision=schedule.precision,
+        best=best,
+    )
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def _settings(schedule: Schedule, work: Path, steps: int, growing: bool, overrides: Mapping[str, Any]) -> TrainingArguments:
+    """Trainer's arguments for a schedule of so many steps; where Ω grows, it does not clip."""
     arguments = {
         "output_dir": str(work),
         "num_train_epochs": schedule.epochs,
@@ -306,26 +337,5 @@ def trainer_of(
     settings.mixed_precision = "no"  # ACCELERATE_MIXED_PRECISION would change it; bf16 is the schedule's own
     # several GPUs take a process each (torchrun): Trainer's DataParallel would give each of them a whole batch
     settings._n_gpu = min(settings.n_gpu, 1)
-    steps = schedule.steps(len(dataset))
     settings.warmup_steps = schedule.rising(steps)
-    grower, dense = grower_of(model, steps, stops, on_stop) if growing else None, dense_links(model)
-    first, watch = fixed_after(dense, steps), Watch(model, schedule, steps, mask_parameters(model))
-    method_callbacks = [Grow(grower, watch)] if grower else [DenseLinks(dense, watch, first)] if dense else []
-    trainer = TaskTrainer(
-        model=model,
-        args=settings,
-        train_dataset=dataset,
-        data_collator=Collator(pad_id, rank(), launched()),
-        callbacks=[*callbacks, *method_callbacks, *([best] if best is not None else [])],
-        watch=watch,
-        mask_learning_rate=schedule.mask_learning_rate,
-        grower=grower,
-        dense=dense,
-        share=schedule.halves(first, steps) if gates_of(dense) else None,
-        teacher=teacher,
-        dropout=schedule.dropout,
-        precision=schedule.precision,
-        best=best,
-    )
-    trainer.remove_callback(PrinterCallback)
-    return trainer
+    return settings

@@ -113,7 +113,7 @@ def prove_generator(
 
 
 def compare_generated(
-    loaded: LoadedModel, precision: str, paths: Sequence[Path], refuse: Refuse | None = require
+    loaded: LoadedModel, precision: str, paths: Sequence[Path], refuse: Refuse | None
 ) -> tuple[ParityResult, list[bool]]:
     """Compare a file (or encoder and decoder) with its model: the comparison, and which generated tokens agreed.
 

@@ -30,7 +30,7 @@ TASK = "task"
 
 
 def trace_stacked(
-    model: StackedModel, encoding: Mapping[str, np.ndarray], tasks: Sequence[Mapping[str, Any]], source: Reference | None = None
+    model: StackedModel, encoding: Mapping[str, np.ndarray], tasks: Sequence[Mapping[str, Any]], source: Reference | None
 ) -> onnx.ModelProto:
     """The traced graph of many tasks, which it names in its metadata as `tasks` (JSON). `encoding` is a sample as for `trace`.
 
@@ -53,7 +53,7 @@ def trace_stacked(
     return graph
 
 
-def write_stacked(graph: onnx.ModelProto, folder: Path, runtime: Runtime, *, fuse: bool = True) -> Path:
+def write_stacked(graph: onnx.ModelProto, folder: Path, runtime: Runtime, *, fuse: bool) -> Path:
     """Write the traced graph of many tasks for a runtime, in fp32; returns the file. `fuse` as in `Runtime.write`."""
     graph = _once(graph)
     if runtime is ONNX_RUNTIME and fuse:

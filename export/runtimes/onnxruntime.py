@@ -200,26 +200,6 @@ def write_onnx(
     return paths
 
 
-def export_onnx(
-    model: nn.Module,
-    encoding: dict[str, np.ndarray],
-    folder: Path,
-    *,
-    precisions: Sequence[str] = ("fp32", "int8"),
-    fuse: bool = True,
-) -> dict[str, Path]:
-    """Trace a classifier and write FOLDER/model.onnx, FOLDER/model_int8.onnx, ...; returns precision -> path.
-
-    `model` has no parametrizations; it is pruned or dense, and not changed. `encoding` is a sample, int64 (batch, length), of
-    at least 2 rows and 2 tokens: a size of 1 would become a constant of the graph. The axes of the inputs are named batch and
-    sequence; two exports of one model are equal byte for byte. Model types with wrong fusions are not fused.
-    """
-    from export.graph.rewrite import can_fuse
-    from export.graph.trace import trace
-
-    return write_onnx(trace(model, encoding), folder, precisions=precisions, fuse=fuse and can_fuse(model))
-
-
 PROVIDER_OPTIONS: dict[Device, dict[str, str]] = {"cuda": {"use_tf32": "0"}}
 """fp32 is computed in fp32: by default ONNX Runtime multiplies it in TF32 on CUDA, with 11 of its 24 bits."""
 NO_KERNELS_BY_SHAPE = ("ORT_ENABLE_CUDNN_FLASH_ATTENTION", "0")

@@ -84,7 +84,7 @@ def has_softmax(names: Iterable[str]) -> bool:
     return any("softmax" in name.lower() for name in names)
 
 
-def work_of(type_: str, kernel: str, *, with_softmax: bool = False) -> Work:
+def work_of(type_: str, kernel: str, *, with_softmax: bool) -> Work:
     """The kind of work of an operator of a type that a kernel computes."""
     if type_ in PRODUCTS:
         return PRODUCT_TYPES.get(kernel.rsplit("_", 1)[-1].lower(), Work.OTHER)

@@ -203,7 +203,7 @@ def check_engine(plan: Path, library: str, version: str) -> dict[str, Any]:
     return facts
 
 
-def trtexec(onnx_name: str, inputs: Sequence[str], profile: Profile, *, sparse: bool = False) -> list[str]:
+def trtexec(onnx_name: str, inputs: Sequence[str], profile: Profile, *, sparse: bool) -> list[str]:
     """The command that builds the same engine with NVIDIA's trtexec."""
 
     def shapes(shape: tuple[int, int]) -> str:

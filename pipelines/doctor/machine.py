@@ -9,7 +9,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from compressor.processor import BF16, allowed_cores, cpu_quota, free_memory, memory_limit, physical_cores, processor
+from compressor.control_groups import cpu_quota
+from compressor.processor import BF16, allowed_cores, free_memory, memory_limit, physical_cores, processor
 from export.runtimes.runtime_registry import RUNTIMES
 from pipelines.doctor.findings import FAULT, GIGABYTE, OK, WARNING, Finding
 from pipelines.engine.disk import existing_part

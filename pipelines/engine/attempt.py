@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from compressor.errors import CheckError, CompressError, UserError, UserErrors
-from compressor.run_store import RUN_FILE
+from compressor.run_store import RUN_AGAIN, RUN_FILE
 from pipelines.engine.lockfile import Failure, StoredRecord
 from pipelines.engine.store import write_atomic
 from pipelines.reporting.format import human_seconds
@@ -97,8 +97,7 @@ def last_attempt(folder: Path) -> Attempt | None:
     except PermissionError as error:
         raise UserError("E801", f"cannot be read ({error.strerror})", "Change its permissions", str(path)) from None
     except (ValidationError, ValueError, RecursionError, OSError):
-        fix = "Run the pipeline again: what is finished is kept"
-        raise UserError("E803", "unreadable or damaged", fix, str(path)) from None
+        raise UserError("E803", "unreadable or damaged", RUN_AGAIN, str(path)) from None
 
 
 def write_attempt(folder: Path, facts: dict[str, Any]) -> None:
@@ -114,8 +113,8 @@ def error_record(error: CompressError, stage: str, log: Path | None) -> dict[str
     return {**parts, "stage": stage, "log": str(log) if log else "", **({"lines": several} if several else {})}
 
 
-def checks_failed(failures: list[dict[str, Any]] | tuple[dict[str, Any], ...], where: str = "") -> CheckError:
+def checks_failed(failures: list[dict[str, Any]] | tuple[dict[str, Any], ...]) -> CheckError:
     """E615, the error line at the end of a run with failed checks."""
     named = ", ".join(f"{failure['code']} in {failure['stage']}" for failure in failures)
     checks = "1 check" if len(failures) == 1 else f"{len(failures)} checks"
-    return CheckError("E615", f"{checks} failed: {named}", "Each is listed above; the report shows what was proven", where)
+    return CheckError("E615", f"{checks} failed: {named}", "Each is listed above; the report shows what was proven")

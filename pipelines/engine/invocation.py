@@ -22,7 +22,7 @@ from compressor.run_store import STORE
 from compressor.training.processes import launched, rank
 from pipelines.engine.disk import disk_fault, shortened
 from pipelines.engine.environment import machine
-from pipelines.engine.preflight import Ready
+from pipelines.engine.preflight import OTHER_OUT, Ready
 from pipelines.engine.stage import Artifact, Entry, Progress
 from pipelines.engine.store import Locked, Store, canonical, lock, shared_lock, used_lock, write_atomic
 from pipelines.engine.unchanged import Originals
@@ -178,7 +178,7 @@ def holding(run: Run) -> Iterator[None]:
             folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         what = f"cannot be created ({error.strerror})"
-        raise disk_fault(error) or UserError("E801", what, "Choose another folder with --out", str(folder)) from None
+        raise disk_fault(error) or UserError("E801", what, OTHER_OUT, str(folder)) from None
     try:
         with lock(run.folder / "run.lock"), run.uses:
             _use_models(run)

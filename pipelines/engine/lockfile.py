@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from compressor.arguments import NAME_PATTERN
 from compressor.errors import UserError
-from compressor.run_store import MOST_BYTES, plain_yaml
+from compressor.run_store import MOST_BYTES, RUN_AGAIN, plain_yaml
 from compressor.tasks import TaskConfig
 
 _NAME = NAME_PATTERN.strip("^$")
@@ -107,6 +107,5 @@ def read_lock(path: Path) -> dict[str, Any]:
     except PermissionError as error:
         raise UserError("E801", f"cannot be read ({error.strerror})", "Change its permissions", str(path)) from None
     except (yaml.YAMLError, ValidationError, ValueError, OSError, RecursionError):
-        fix = "Run the pipeline again: what is finished is kept"
-        raise UserError("E803", "unreadable or damaged", fix, str(path)) from None
+        raise UserError("E803", "unreadable or damaged", RUN_AGAIN, str(path)) from None
     return content

@@ -36,7 +36,7 @@ class GlueTasks:
     """The tasks of GLUE in a pipeline's data. `download` is the default of the folder that a task gives; without it the data
     are looked for in `folder`, then on the hub."""
 
-    def __init__(self, source: YamlSource, folder: Path, download: str | None = None):
+    def __init__(self, source: YamlSource, folder: Path, download: str | None):
         self._source, self._folder, self._download = source, folder, download
         self._expanded: dict[KeyPath, _Expanded] = {}
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, Tag, ValidationError
 
-from compressor.arguments import NAME_PATTERN
+from compressor.arguments import NAME_FIX, NAME_PATTERN
 from compressor.errors import UserError
 from pipelines.file.yaml_source import MOST_FAULTS, KeyPath, YamlSource
 
@@ -124,9 +124,9 @@ def sentence(details: list[dict[str, Any]], value: Any) -> tuple[str, str]:
         if kind == "value_error":
             return str(context["error"]), f"It is {shown(value)}"
         if kind == "string_pattern_mismatch":
-            rule = "letters, digits, '_', '-' and '.', a letter or digit first" if context["pattern"] == NAME_PATTERN else ""
+            fix = NAME_FIX if context["pattern"] == NAME_PATTERN else f"Use text like {context['pattern']}"
             found = detail["input"] if detail["loc"][-1] == "[key]" else value
-            return f"{shown(found)} is not allowed here", f"Use {rule or 'text like ' + context['pattern']}"
+            return f"{shown(found)} is not allowed here", fix
         if kind in ("too_short", "string_too_short"):
             return "is empty" if not value else f"needs at least {context['min_length']}", "Fill it"
         if kind in ("too_long", "string_too_long"):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from compressor.arguments import NAME_PATTERN
+from compressor.arguments import NAME_FIX, NAME_PATTERN
 from compressor.errors import UserError
 from compressor.tasks import TaskConfig
 from compressor.tasks.task_kind import kind_for, kind_of
@@ -44,8 +44,7 @@ def task_faults(source: YamlSource, task: TaskConfig | None, tasks: Mapping[str,
         yield UserError("E116", "task and tasks exclude each other", fix, source.where(("tasks",)))
     for name in tasks or ():
         if not re.fullmatch(NAME_PATTERN, name):
-            fix = "Use letters, digits, '_', '-' and '.', a letter or digit first"
-            yield UserError("E104", f"a task cannot be called {name!r}", fix, source.where(("tasks", name)))
+            yield UserError("E104", f"a task cannot be called {name!r}", NAME_FIX, source.where(("tasks", name)))
         elif len(name) > limits.NAME:
             what = f"has {len(name)} characters, where at most {limits.NAME} are allowed"
             yield UserError("E104", what, "Shorten it: files are named after the task", source.where(("tasks", name)))

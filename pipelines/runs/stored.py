@@ -121,19 +121,14 @@ def _users(out: Path) -> tuple[dict[str, list[str]], UserError | None]:
     faults: list[UserError] = []
     for folder in (inner for outer in _folders(out, faults) for inner in (outer, *_folders(outer, faults))):
         try:
-            for name in _used_by(folder):
+            # its artifacts, and its base model where that is one, made by another run; none where no run has been
+            for name in _in_attempt(folder / RUN_FILE) | _in_lock(folder / LOCK_FILE):
                 users[name].append(str(folder.relative_to(out)))
         except UserError as error:
             faults.append(error)
         except PermissionError as error:
             faults.append(_closed(folder, error))
     return users, faults[0] if faults else None
-
-
-def _used_by(folder: Path) -> frozenset[str]:
-    """The artifacts of the run in a folder, and its base model where that is one, made by another run; none where no run has
-    been. Raises UserError E803, E801, PermissionError."""
-    return _in_attempt(folder / RUN_FILE) | _in_lock(folder / LOCK_FILE)
 
 
 @kept_while_unchanged

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from compressor.control_groups import threads_each
 from compressor.tasks import TaskConfig
 from compressor.tasks.data import Data, TokenRows
 from compressor.tasks.features import Encoding, Forward, is_grouped, model_rows, predictions_of
@@ -23,7 +24,6 @@ from export.runtimes.sessions import run, session
 from pipelines.engine.stage import Workspace
 from pipelines.stages.loading import PARITY_ROWS
 from pipelines.stages.parity_checks import outputs_of
-from serving.backends.cpu_threads import threads_each
 from serving.backends.sub_batches import sub_batches
 from serving.client import Client
 from serving.clients.text_bytes import Text

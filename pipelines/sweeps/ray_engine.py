@@ -16,7 +16,7 @@ from typing import Any
 from compressor.errors import UserError
 from compressor.processor import physical_cores
 from pipelines.engine.environment import accelerator
-from pipelines.sweeps.trial_events import Jobs, TrialEvent, Waiting, died
+from pipelines.sweeps.trial_events import Jobs, TrialEvent, Waiting
 from pipelines.sweeps.trial_run import Perform, TrialConsole, TrialJob, TrialOutcome
 from serving.bundle import install
 
@@ -139,25 +139,24 @@ def _drive(ray: ModuleType, jobs: Jobs, perform: Perform, workers: int | None, t
         yield from (event for event in ray.get(board.news.remote()) if event.trial in current)
         for reference in ready:
             job = running.pop(reference)
-            outcome, how = _result(ray, reference, job)
-            if how and waiting.retry(job):
-                yield TrialEvent("said", job.name, text=f"the worker {how}; the trial starts once more")
+            result = _result(ray, reference, job)
+            if isinstance(result, str):
+                yield waiting.lost(job, "ray", result)
             else:
-                yield TrialEvent("ended", job.name, "ray", outcome=outcome)
+                yield TrialEvent("ended", job.name, "ray", outcome=result)
 
 
-def _result(ray: ModuleType, reference: Any, job: TrialJob) -> tuple[TrialOutcome, str]:
-    """A task's outcome and, where its worker or node died, how."""
+def _result(ray: ModuleType, reference: Any, job: TrialJob) -> TrialOutcome | str:
+    """A task's outcome or, where its worker or node died, how."""
     try:
-        return ray.get(reference), ""
+        return ray.get(reference)
     except ray.exceptions.RayTaskError as error:
         # a run that is ended by SIGTERM raises Stopped, a KeyboardInterrupt, which Ray takes for a cancellation
         if isinstance(error.cause, (ray.exceptions.TaskCancelledError, KeyboardInterrupt)):
-            return died(job, how := "was stopped"), how
+            return "was stopped"
         # the trial could not be read there: other versions, a missing package
         what = f"the trial could not be started on its node ({f'{error.cause}'.strip()[:200]})"
         fix = "Install this project there in the same version, with the same packages"
-        return TrialOutcome(error=UserError("E811", what, fix, f"trial {job.name}")), ""
+        return TrialOutcome(error=UserError("E811", what, fix, f"trial {job.name}"))
     except ray.exceptions.RayError as error:
-        how = f"died ({type(error).__name__})"
-        return died(job, how), how
+        return f"died ({type(error).__name__})"

@@ -16,12 +16,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from compressor.arguments import NAME_PATTERN
+from compressor.arguments import NAME_FIX, NAME_PATTERN
 from compressor.errors import CompressError, UserError, UserErrors
 from compressor.run_store import RUN_FILE
 from pipelines.engine.disk import disk_fault
 from pipelines.engine.invocation import Stopped, stopping
-from pipelines.engine.preflight import check_folder
+from pipelines.engine.preflight import OTHER_OUT, check_folder
 from pipelines.engine.store import Locked, lock
 from pipelines.file.config import Pipeline
 from pipelines.sweeps.search_summary import summarize_search
@@ -116,8 +116,7 @@ def _checked(
     trials = [run for alternatives in probes for runs in alternatives for run in runs] if probes else plan.trials(pipeline)
     stages = (END,) if plan.grid.named and stage is None else measured(pipeline, until or last_model(pipeline), stage)
     if name is not None and not re.fullmatch(NAME_PATTERN, name):
-        fix = "Use letters, digits, '_', '-' and '.', a letter or digit first"
-        raise UserError("E115", f"a sweep cannot be called {name!r:.100}", fix)
+        raise UserError("E115", f"a sweep cannot be called {name!r:.100}", NAME_FIX)
     folder = out / (name or f"{pipeline.name}-sweep")
     make = JobMaker(path, plan, overrides, folder.name, TrialJob("", pipeline, out.absolute(), until or "", stages), stage)
     if not probes:  # a search has the same tasks in all trials
@@ -193,7 +192,7 @@ def _held(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         what = f"cannot be created ({error.strerror})"
-        raise disk_fault(error) or UserError("E801", what, "Choose another folder with --out", str(folder)) from None
+        raise disk_fault(error) or UserError("E801", what, OTHER_OUT, str(folder)) from None
     try:
         with lock(folder / "sweep.lock"):
             yield

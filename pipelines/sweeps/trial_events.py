@@ -47,12 +47,12 @@ class Waiting:
             self._starts[job.name] += 1
         return job
 
-    def retry(self, job: TrialJob) -> bool:
-        """Have a trial started again whose worker died; False if it was started ATTEMPTS times."""
+    def lost(self, job: TrialJob, where: str, how: str) -> TrialEvent:
+        """Have a trial started again whose worker died; it ended if it was started ATTEMPTS times."""
         if self._starts[job.name] >= ATTEMPTS:
-            return False
+            return TrialEvent("ended", job.name, where, outcome=died(job, how))
         self._again.append(job)
-        return True
+        return TrialEvent("said", job.name, where, f"the worker {how}; the trial starts once more")
 
 
 def in_turn(jobs: Jobs, perform: Perform) -> Iterator[TrialEvent]:

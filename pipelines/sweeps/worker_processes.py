@@ -12,7 +12,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
-from pipelines.sweeps.trial_events import Jobs, TrialEvent, Waiting, died
+from pipelines.sweeps.trial_events import Jobs, TrialEvent, Waiting
 from pipelines.sweeps.trial_run import Perform, TrialConsole, TrialJob
 
 GRACE = 20
@@ -102,11 +102,7 @@ def _hear(worker: _Worker, waiting: Waiting) -> Iterator[TrialEvent]:
     except (EOFError, OSError):
         worker.process.join()
         worker.job = None
-        how = _end(worker.process.exitcode or 0)
-        if waiting.retry(job):
-            yield TrialEvent("said", job.name, worker.where, f"the worker {how}; the trial starts once more")
-        else:
-            yield TrialEvent("ended", job.name, worker.where, outcome=died(job, how))
+        yield waiting.lost(job, worker.where, _end(worker.process.exitcode or 0))
         return
     if isinstance(message, tuple):
         kind, text = message

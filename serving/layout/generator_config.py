@@ -18,11 +18,12 @@ OPTIONS = (
 """(name, type, values) of every optional input."""
 PIECES = (("TEXT", "TYPE_STRING", 1), ("TOKENS", "TYPE_INT32", 1), ("FINISH", "TYPE_STRING", 1))
 """Outputs of every response: the next piece, the tokens so far, and why the text ended (empty before)."""
+STREAMS, WAITING = 8, 256
+"""Texts that are computed at a time, and that may wait beside them."""
 
 
-def generator_config(name: str, *, threads: int | None = None, streams: int = 8, waiting: int = 256) -> ModelConfig:
-    """The config of one instance, which computes `streams` texts at a time and lets `waiting` more wait; `threads` None: one a
-    core."""
+def generator_config(name: str, *, threads: int | None = None) -> ModelConfig:
+    """The config of one instance; `threads` None: one a core."""
     config = ModelConfig(name=name, backend=GENERATE_BACKEND, max_batch_size=0)
     config.model_transaction_policy.decoupled = True
     config.input.add(name=TEXT, data_type="TYPE_STRING", dims=[1])
@@ -31,8 +32,8 @@ def generator_config(name: str, *, threads: int | None = None, streams: int = 8,
     for tensor, type_, values in PIECES:
         config.output.add(name=tensor, data_type=type_, dims=[values])
     config.instance_group.add(count=1, kind=ModelInstanceGroup.KIND_CPU)
-    config.parameters["max_streams"].string_value = str(streams)
-    config.parameters["max_waiting"].string_value = str(waiting)
+    config.parameters["max_streams"].string_value = str(STREAMS)
+    config.parameters["max_waiting"].string_value = str(WAITING)
     if threads:
         config.parameters["intra_op_thread_count"].string_value = str(threads)
     return config

@@ -16,6 +16,7 @@ from compressor.models.anatomy import layers_of
 from compressor.models.architectures import ARCHITECTURES
 from compressor.models.modules import EVERYTHING
 from compressor.pruning.surgery import Removal
+from compressor.selection.choice import choose_places, weight_score
 from tests.fast_rows import SIMILAR
 from tests.tiny import own_keys
 
@@ -172,6 +173,11 @@ def tuned(model, case: str, modules=("query", "value"), places: int = 5):
             if parameter.requires_grad and name not in compression_of(model).head_parameters:
                 parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype), alpha=0.1)
     return model
+
+
+def top_places(weight: torch.Tensor, score: str, count: int, seed: int) -> torch.Tensor:
+    """Ω of one matrix (out, in) alone: `count` sorted flat int32 indices. Raises UserError E401, E409."""
+    return choose_places([weight_score(weight, score, seed)], count, "this matrix")[0]
 
 
 FEW = {

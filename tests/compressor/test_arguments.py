@@ -210,5 +210,5 @@ def test_load_says_what_it_takes(tmp_path):
     for odd in (None, tiny("bert"), b"runs"):
         with pytest.raises(TypeError, match="takes the path of a folder"):
             compressor.load(odd)
-    with pytest.raises(UserError, match=r"E305 .*no such folder.*hub\.build"):
+    with pytest.raises(UserError, match=r"E305 .*no such folder.*compressor\.models\.build\.build"):
         compressor.load("organization/model")

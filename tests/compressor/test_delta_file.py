@@ -26,6 +26,7 @@ from compressor.storage.bits import StoredBits
 from compressor.storage.changes import describe_changes, pack, unpack
 from compressor.storage.layout import accounts, fold, unfold
 from compressor.storage.live import strip
+from tests.compressor import papers_bits
 from tests.compressor.conftest import OPTIONS, logits, tiny, tuned
 from tests.compressor.delta_parts import LABELS, THREE, bits_of, live, refused, same, write
 from tests.compressor.training_parts import with_classes
@@ -70,23 +71,31 @@ def model_of(layers: int, hidden: int, method: str, options: Options):
 BASE_DEPTH, WIDTH = 12, 48
 SIX = [(WIDTH, WIDTH)] * 4 + [(4 * WIDTH, WIDTH), (WIDTH, 4 * WIDTH)]
 SIZES = {
-    "lora": ("lora", {}, lambda places: bits.low_rank(8, [(WIDTH, WIDTH)] * 24)),
-    "lora on all": ("lora", {"modules": MODULES}, lambda places: bits.low_rank(8, SIX * 12)),
-    "vera on all": ("vera", {"modules": MODULES}, lambda places: bits.vera(8, SIX * 12)),
-    "selective": ("selective", {}, bits.sparse),
-    "selective on all": ("selective", {"modules": MODULES}, bits.sparse),
-    "dsee": ("dsee", {}, lambda places: bits.low_rank(8, [(WIDTH, WIDTH)] * 24) + bits.sparse(places)),
+    "lora": ("lora", {}, lambda places: papers_bits.low_rank(8, [(WIDTH, WIDTH)] * 24)),
+    "lora on all": ("lora", {"modules": MODULES}, lambda places: papers_bits.low_rank(8, SIX * 12)),
+    "vera on all": ("vera", {"modules": MODULES}, lambda places: papers_bits.vera(8, SIX * 12)),
+    "selective": ("selective", {}, papers_bits.sparse),
+    "selective on all": ("selective", {"modules": MODULES}, papers_bits.sparse),
+    "dsee": ("dsee", {}, lambda places: papers_bits.low_rank(8, [(WIDTH, WIDTH)] * 24) + papers_bits.sparse(places)),
     "dsee on all": (
         "dsee",
         {"modules": MODULES},
-        lambda places: bits.low_rank(8, SIX * 12) + bits.sparse(places),
+        lambda places: papers_bits.low_rank(8, SIX * 12) + papers_bits.sparse(places),
     ),
-    "adapter": ("adapter", {}, lambda places: bits.adapters(WIDTH, 6, 12)),
-    "propetl adapter": ("propetl", {}, lambda places: bits.shared_adapter(WIDTH, 6, 12)),
-    "propetl lora": ("propetl", {"shared": "lora"}, lambda places: bits.shared_low_rank(WIDTH, 8, 12)),
-    "propetl prefix": ("propetl", {"shared": "prefix"}, lambda places: bits.shared_prefix(WIDTH, 5, 12)),
-    "propetl adapter alone": ("propetl", {"keep": 1.0}, lambda places: bits.adapters(WIDTH, 6, 1)),  # table 4, only share
-    "propetl lora alone": ("propetl", {"shared": "lora", "keep": 1.0}, lambda places: bits.low_rank(8, [(WIDTH, WIDTH)] * 2)),
+    "adapter": ("adapter", {}, lambda places: papers_bits.adapters(WIDTH, 6, 12)),
+    "propetl adapter": ("propetl", {}, lambda places: papers_bits.shared_adapter(WIDTH, 6, 12)),
+    "propetl lora": ("propetl", {"shared": "lora"}, lambda places: papers_bits.shared_low_rank(WIDTH, 8, 12)),
+    "propetl prefix": ("propetl", {"shared": "prefix"}, lambda places: papers_bits.shared_prefix(WIDTH, 5, 12)),
+    "propetl adapter alone": (
+        "propetl",
+        {"keep": 1.0},
+        lambda places: papers_bits.adapters(WIDTH, 6, 1),  # table 4, only share
+    ),
+    "propetl lora alone": (
+        "propetl",
+        {"shared": "lora", "keep": 1.0},
+        lambda places: papers_bits.low_rank(8, [(WIDTH, WIDTH)] * 2),
+    ),
 }
 
 
@@ -152,12 +161,12 @@ def test_what_could_not_be_read_is_not_written(labels, says, tmp_path):
 @pytest.mark.parametrize(
     ("stored", "printed"),
     [
-        (bits.shared_adapter(768, 64, 12), 32 * (2 * 64 * 768 + 64 + 768) + 2 * 64 * 768 * 12),  # equation 14
-        (bits.masked_adapters(768, 64, 12, 0.5), 32 * (64 * 768 + 64 + 768) * 12),  # 15
-        (bits.shared_low_rank(768, 32, 12), 32 * 4 * 32 * 768 + 4 * 32 * 768 * 12),  # 16
-        (bits.masked_low_rank(768, 32, 12, 0.5), 32 * 2 * 32 * 768 * 12),  # 17
-        (bits.shared_prefix(768, 64, 12), 32 * 2 * 64 * 768 + 2 * 64 * 768 * 12),  # 18
-        (bits.masked_prefixes(768, 64, 12, 0.5), 32 * (64 * 768 * 12)),  # 19, printed without its 32 bits
+        (papers_bits.shared_adapter(768, 64, 12), 32 * (2 * 64 * 768 + 64 + 768) + 2 * 64 * 768 * 12),  # equation 14
+        (papers_bits.masked_adapters(768, 64, 12, 0.5), 32 * (64 * 768 + 64 + 768) * 12),  # 15
+        (papers_bits.shared_low_rank(768, 32, 12), 32 * 4 * 32 * 768 + 4 * 32 * 768 * 12),  # 16
+        (papers_bits.masked_low_rank(768, 32, 12, 0.5), 32 * 2 * 32 * 768 * 12),  # 17
+        (papers_bits.shared_prefix(768, 64, 12), 32 * 2 * 64 * 768 + 2 * 64 * 768 * 12),  # 18
+        (papers_bits.masked_prefixes(768, 64, 12, 0.5), 32 * (64 * 768 * 12)),  # 19, printed without its 32 bits
     ],
 )
 def test_bits_of_the_equations(stored, printed):
@@ -201,18 +210,18 @@ ROBERTA, T5, DEPTH = 124_600_000, 222_900_000, 12
 def test_bit_level_storage_as_published():
     """ProPETL tables 1 and 2, recomputed: RoBERTa-base, 12 layers; T5-base, 24 layers and 8 tasks."""
     percent = lambda stored, parameters: 100 * stored.share(parameters)  # noqa: E731
-    assert percent(bits.shared_adapter(768, 64, DEPTH), ROBERTA) == pytest.approx(0.109, abs=5e-4)
-    assert percent(bits.adapters(768, 64, DEPTH), ROBERTA) == pytest.approx(0.955, abs=5e-4)
-    assert percent(bits.masked_adapters(768, 64, DEPTH, 0.5), ROBERTA) == pytest.approx(0.481, abs=5e-4)
-    assert percent(bits.shared_low_rank(768, 32, DEPTH), ROBERTA) == pytest.approx(0.108, abs=5e-4)
-    assert percent(bits.shared_adapter(768, 64, 24 + 8), T5) / 8 == pytest.approx(0.01107, abs=5e-6)
-    assert percent(bits.shared_adapter(768, 6, 24 + 8), T5) / 8 == pytest.approx(0.00108, abs=5e-6)
+    assert percent(papers_bits.shared_adapter(768, 64, DEPTH), ROBERTA) == pytest.approx(0.109, abs=5e-4)
+    assert percent(papers_bits.adapters(768, 64, DEPTH), ROBERTA) == pytest.approx(0.955, abs=5e-4)
+    assert percent(papers_bits.masked_adapters(768, 64, DEPTH, 0.5), ROBERTA) == pytest.approx(0.481, abs=5e-4)
+    assert percent(papers_bits.shared_low_rank(768, 32, DEPTH), ROBERTA) == pytest.approx(0.108, abs=5e-4)
+    assert percent(papers_bits.shared_adapter(768, 64, 24 + 8), T5) / 8 == pytest.approx(0.01107, abs=5e-6)
+    assert percent(papers_bits.shared_adapter(768, 6, 24 + 8), T5) / 8 == pytest.approx(0.00108, abs=5e-6)
 
 
 def test_bits_of_every_kind():
-    assert bits.shared_prefix(768, 64, 12).bits == 32 * 2 * 64 * 768 + 2 * 64 * 768 * 12
-    assert bits.sparse(10).bytes == 80
-    assert (bits.low_rank(2, [(3, 4)]) + bits.sparse(5)).bits == 32 * 14 + 64 * 5
+    assert papers_bits.shared_prefix(768, 64, 12).bits == 32 * 2 * 64 * 768 + 2 * 64 * 768 * 12
+    assert papers_bits.sparse(10).bytes == 80
+    assert (papers_bits.low_rank(2, [(3, 4)]) + papers_bits.sparse(5)).bits == 32 * 14 + 64 * 5
     assert StoredBits(mask_entries=9).bytes == 2
 
 

@@ -41,7 +41,7 @@ def link_of(kind: type[Dense], *settings, shape: tuple[int, int] = (2, 3)) -> tu
     """(weight, a link of it with random values), in training mode."""
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(shape, generator=generator, dtype=torch.float64)
-    link = kind(weight, *settings)
+    link = kind(weight, *settings, group="")
     torch.nn.init.normal_(link.values, generator=generator)
     return weight, link
 

@@ -191,8 +191,9 @@ def test_the_model_and_its_tokenizer_end_a_text_alike(tmp_path):
         with pytest.raises(UserError, match=r"E212 .*the tokenizer ends a text with token 2, config.json with"):
             check_end(tokenizer, PretrainedConfig(eos_token_id=end), tmp_path)
     own = tmp_path / "generation_config.json"
-    own.write_text('{"eos_token_id": [1, 2]}')
-    check_end(tokenizer, PretrainedConfig(eos_token_id=2), tmp_path)
+    for ends in ("[1, 2]", "null"):
+        own.write_text(f'{{"eos_token_id": {ends}}}')
+        check_end(tokenizer, PretrainedConfig(eos_token_id=2), tmp_path)
     own.write_text('{"eos_token_id": [7, 8]}')
     with pytest.raises(UserError, match=r"E212 .*generation_config.json with \[7, 8\]"):
         check_end(tokenizer, PretrainedConfig(eos_token_id=2), tmp_path)

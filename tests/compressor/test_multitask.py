@@ -16,7 +16,7 @@ from compressor.cost import shape_of
 from compressor.deltas.sources import FixedMasks, Masked
 from compressor.methods import Options, apply, trainable_counts
 from compressor.methods import method as method_row
-from compressor.storage import bits, delta_file
+from compressor.storage import delta_file
 from compressor.storage.bits import StoredBits
 from compressor.storage.changes import prototypes_of
 from compressor.storage.delta_comparison import compare_deltas
@@ -27,6 +27,7 @@ from compressor.training.moved_weights import as_deltas, trained_weights
 from compressor.training.multitask import TaskSampler, TaskScores, join_heads, probabilities, trained_parts
 from compressor.training.schedule import Schedule
 from compressor.training.trainer import train
+from tests.compressor import papers_bits
 from tests.compressor.conftest import APPLIES, OPTIONS, encoding, logits, tiny
 from tests.compressor.delta_parts import bits_of, refused
 from tests.compressor.training_parts import CLASSES, many, many_in_one_process, mixture
@@ -326,8 +327,8 @@ def test_eight_tasks_cost_on_disk_what_the_formula_says(tmp_path):
     bn 6. The files of a small T5 of this shape hold exactly that formula's bits, beside heads and headers.
     """
     t5_base = 222_900_000
-    assert 100 * bits.shared_adapter(768, 64, 24 + 8).share(t5_base) / 8 == pytest.approx(0.01107, abs=5e-6)
-    assert 100 * bits.shared_adapter(768, 6, 24 + 8).share(t5_base) / 8 == pytest.approx(0.00108, abs=5e-6)
+    assert 100 * papers_bits.shared_adapter(768, 64, 24 + 8).share(t5_base) / 8 == pytest.approx(0.01107, abs=5e-6)
+    assert 100 * papers_bits.shared_adapter(768, 6, 24 + 8).share(t5_base) / 8 == pytest.approx(0.00108, abs=5e-6)
     hidden, bottleneck, count = 20, 3, 8
     model = deep_t5(hidden, count, bottleneck)
     labels = {name: ["no", "yes"] for name in compression_of(model).tasks.names}
@@ -339,7 +340,7 @@ def test_eight_tasks_cost_on_disk_what_the_formula_says(tmp_path):
         assert header <= HEADER_LIMIT
         assert path.stat().st_size == header + held.bytes + (0 if path.name == SHARED else head)
         total += held
-    assert total == bits.shared_adapter(hidden, bottleneck, 24 + count)
+    assert total == papers_bits.shared_adapter(hidden, bottleneck, 24 + count)
     assert len(list(tmp_path.iterdir())) == 1 + count
 
 

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from compressor.account import Places
 from compressor.errors import UserError
 from compressor.methods import Options
-from compressor.selection.choice import choose_all, choose_places, select, weight_score
+from compressor.selection.choice import choose_all, choose_places, weight_score
 from compressor.selection.finite import LARGEST_WEIGHT
 from compressor.selection.rpca import decompose, penalty, schedule, shrink, sparse_residual
 from compressor.selection.settings import SETTINGS, Setting, SettingName
+from tests.compressor.conftest import top_places
 
 
 def noise(*shape: int, seed: int = 0, std: float = 1.0) -> torch.Tensor:
@@ -49,7 +50,7 @@ def test_planted_parts_are_recovered(shape, kind, seed):
 @pytest.mark.parametrize("seed", range(6))
 def test_the_default_finds_planted_spikes_at_twice_their_rank(seed):
     low, sparse, places = planted(seed)
-    assert torch.equal(select(low + sparse, "rpca", 16, seed).long(), places)
+    assert torch.equal(top_places(low + sparse, "rpca", 16, seed).long(), places)
 
 
 def test_a_constant_threshold_below_the_background_finds_no_low_rank_part():
@@ -141,7 +142,7 @@ def test_a_released_run_is_arbitrary():
     runs = [decompose(weight, SETTINGS["released"], seed=seed) for seed in (0, 1)]
     assert all(run.U.shape == (768, 496) and sum(len(phase.objective) for phase in run.phases) == 200 for run in runs)
     first, second = (set(choose_places([run.S.abs()], 16)[0].tolist()) for run in runs)
-    assert len(first & second) < 12 and len(first & set(select(weight, "magnitude", 16, seed=0).tolist())) < 4
+    assert len(first & second) < 12 and len(first & set(top_places(weight, "magnitude", 16, seed=0).tolist())) < 4
 
 
 def released_step_by_step(weight: torch.Tensor, outer: int, seed: int) -> torch.Tensor:
@@ -200,7 +201,7 @@ def test_a_matrix_of_rank_0_or_1_leaves_nothing_to_choose(setting, rank, dtype):
 def test_a_spike_on_a_matrix_of_rank_1_is_found(dtype):
     weight = 0.19 * (noise(24, 1) @ noise(1, 18, seed=1)).to(dtype)
     weight[5, 7] += 2.0
-    assert select(weight, "rpca", 1, seed=0).tolist() == [5 * 18 + 7]
+    assert top_places(weight, "rpca", 1, seed=0).tolist() == [5 * 18 + 7]
 
 
 def test_setting_names_load_no_torch():

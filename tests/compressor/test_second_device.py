@@ -18,12 +18,12 @@ from compressor.pruning.scores import changes_of, loss_scores, reconstruction_sc
 from compressor.pruning.surgery import Removal, remove, silence
 from compressor.pruning.weights import hide_all_but, hide_lowest, importance, loss_importance
 from compressor.pruning_criteria import LOSS_POWER, NofM
-from compressor.selection.choice import WEIGHT_SCORES, select
+from compressor.selection.choice import WEIGHT_SCORES
 from compressor.selection.gradients import gradient_scores
 from compressor.selection.score_names import DATA_SCORES
 from compressor.tasks.features import torch_forward
 from compressor.tasks.task_kind import kind_of
-from tests.compressor.conftest import CASES, GROWING, encoding, tiny, tuned
+from tests.compressor.conftest import CASES, GROWING, encoding, tiny, top_places, tuned
 from tests.compressor.training_parts import MANY_RESUMED, OTHERS, RESUMED, one_process
 from tests.second_device import CPU, REAL, SECOND, is_second, second_device
 
@@ -110,8 +110,8 @@ def test_training_computes_the_same(case, tmp_path):
 @pytest.mark.parametrize("score", sorted(WEIGHT_SCORES))
 def test_scores_of_weights(device, score):
     weight = torch.randn(48, 48, generator=torch.Generator().manual_seed(0))
-    expected = select(weight, score, 9, seed=0)
-    assert equal(select(weight.to(device), score, 9, seed=0), expected)
+    expected = top_places(weight, score, 9, seed=0)
+    assert equal(top_places(weight.to(device), score, 9, seed=0), expected)
 
 
 @pytest.mark.parametrize("score", sorted(DATA_SCORES))

@@ -15,13 +15,13 @@ from compressor.errors import UserError
 from compressor.methods import Options
 from compressor.models.anatomy import matrices_of
 from compressor.pruning.weights import NofM, hide_all_but, hide_lowest
-from compressor.selection.choice import WEIGHT_SCORES, choose_all, choose_places, select, weight_score
+from compressor.selection.choice import WEIGHT_SCORES, choose_all, choose_places, weight_score
 from compressor.selection.gradients import GRADIENT_SCORES, GradientSettings, Heuristic, gradient_scores
 from compressor.selection.rpca import decompose
 from compressor.selection.score_names import DATA_SCORES, SCORES
 from compressor.selection.settings import Setting
 from pipelines.stages.select.config import SelectConfig, ground_problems
-from tests.compressor.conftest import encoding, tiny
+from tests.compressor.conftest import encoding, tiny, top_places
 
 
 @settings(max_examples=30, deadline=None)
@@ -45,7 +45,7 @@ def test_too_few_candidates_is_an_error_not_everything():
     with pytest.raises(UserError, match="E401"):
         choose_places([torch.zeros(8, 8)], 1)
     with pytest.raises(UserError, match="E401"):
-        select(torch.zeros(64, 64), "rpca", 16, seed=0)
+        top_places(torch.zeros(64, 64), "rpca", 16, seed=0)
 
 
 @pytest.mark.parametrize(("score", "largest"), [("magnitude", True), ("pafi", False)])
@@ -55,7 +55,7 @@ def test_magnitude_takes_the_largest_and_pafi_the_smallest(score, largest):
     weight[3, 4], weight[5, 6], weight[7, 8] = 0.0, 0.25, -0.25
     flat = weight.abs().flatten().tolist()
     order = sorted(range(120), key=lambda place: (-flat[place] if largest else flat[place], place))
-    assert select(weight, score, 17, seed=0).tolist() == sorted(order[:17])
+    assert top_places(weight, score, 17, seed=0).tolist() == sorted(order[:17])
 
 
 def test_every_score_has_a_row_a_function_and_its_place_in_the_stage():
@@ -67,8 +67,8 @@ def test_every_score_has_a_row_a_function_and_its_place_in_the_stage():
 @pytest.mark.parametrize("score", sorted(WEIGHT_SCORES))
 def test_every_score_repeats_and_fills(score):
     weight = torch.randn(48, 48, generator=torch.Generator().manual_seed(0))
-    first = select(weight, score, 9, seed=3)
-    assert len(first) == 9 and torch.equal(first, select(weight, score, 9, seed=3))
+    first = top_places(weight, score, 9, seed=3)
+    assert len(first) == 9 and torch.equal(first, top_places(weight, score, 9, seed=3))
     assert weight_score(weight, score, seed=3).element_size() == SCORES[score].width
 
 
@@ -173,7 +173,7 @@ def test_a_weight_that_is_not_finite_is_an_error(score, value):
     ):
         weight_score(weight, score, 0, path="layer.0.query")
     with pytest.raises(UserError, match="E409"):
-        select(weight, score, 5, seed=0)
+        top_places(weight, score, 5, seed=0)
 
 
 @settings(max_examples=60, deadline=10_000)
@@ -187,7 +187,7 @@ def test_exactly_n_places_or_an_error(score, zeros, power, count, data):
     weight = (weight.double() * 10.0**power).clamp(-3e38, 3e38).float()
     weight.view(-1)[torch.randperm(40, generator=generator)[:zeros]] = 0.0
     try:
-        assert len(select(weight, score, count, seed=0)) == count
+        assert len(top_places(weight, score, count, seed=0)) == count
     except UserError as error:
         assert error.code in ("E401", "E409") and "this matrix" in str(error)
 

@@ -80,7 +80,7 @@ def test_other_words_are_told(tmp_path):
     for call, words in (
         (lambda: compare("hop", "foo", weight, weight, np.zeros(2, int)), "kind is 'foo'"),
         (lambda: stack_files([], tmp_path), "paths is empty"),
-        (lambda: select(None, "foo", 1, 0), "score is 'foo'"),
+        (lambda: weight_score(None, "foo", 0), "score is 'foo'"),
     ):
         with pytest.raises(ValueError, match=words):
             call()

@@ -11,7 +11,7 @@ import pytest
 from compressor.child_program import program
 from export.latency import machine_limits
 from export.latency import measure as latency
-from export.latency.machine_limits import BUFFER, Limits, buffer_bytes, last_level_caches, measure_limits, types
+from export.latency.machine_limits import Limits, buffer_bytes, last_level_caches, measure_limits, types
 from export.latency.programs import result_of, worker_environment
 from export.runtimes.onnxruntime import PRODUCTS, weight_bits
 from export.runtimes.runtime_registry import RUNTIMES
@@ -134,7 +134,3 @@ def test_caches_that_cores_share_count_once(tmp_path, monkeypatch):
         (folder / "shared_cpu_list").write_text(f"{shared}\n")
     monkeypatch.setattr(machine_limits, "allowed_cores", lambda: [0, 1, 2, 4])  # of the last nothing is told
     assert sorted(last_level_caches(tmp_path)) == [2**24, 2**25]
-    monkeypatch.setattr(machine_limits, "last_level_caches", lambda: [BUFFER // 4])
-    assert machine_limits.caches_that_held_the_buffer() == 0
-    monkeypatch.setattr(machine_limits, "last_level_caches", lambda: [BUFFER // 4, 2**24])
-    assert machine_limits.caches_that_held_the_buffer() == BUFFER // 4 + 2**24

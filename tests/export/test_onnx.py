@@ -20,11 +20,11 @@ from compressor.tasks.data import Data, TokenRows
 from compressor.tasks.features import torch_forward
 from compressor.tasks.task_kind import kind_of
 from export.graph.files import save
-from export.graph.rewrite import fused
+from export.graph.rewrite import can_fuse, fused
 from export.graph.trace import AXES, OPSET, portable, stamp, trace, trace_named
 from export.parity.compare import compare
 from export.runtimes.feeds import feeds_of
-from export.runtimes.onnxruntime import NO_KERNELS_BY_SHAPE, BoundBatch, export_onnx, write_onnx
+from export.runtimes.onnxruntime import NO_KERNELS_BY_SHAPE, BoundBatch, write_onnx
 from export.runtimes.sessions import run, session
 from tests.compressor.conftest import CUTS, TRIED, tiny
 from tests.compressor.conftest import encoding as rows_with_ends
@@ -144,7 +144,7 @@ def test_the_matrix(name, tmp_path):
     model = tiny(architecture, torch.float32, max_position_embeddings=520)
     if kind == "cut":
         remove(model, random_plan(model))
-    paths = export_onnx(model, numpy_rows(2, 7), tmp_path)
+    paths = write_onnx(trace(model, numpy_rows(2, 7)), tmp_path, fuse=can_fuse(model))
     forward, sessions = torch_forward(model), {precision: session(path) for precision, path in paths.items()}
     assert [value.shape for value in sessions["fp32"].get_inputs()] == [["batch", "sequence"]] * 2
     for path in paths.values():
@@ -170,7 +170,8 @@ def test_the_matrix(name, tmp_path):
 def test_a_cut_that_empties_sublayers_and_drops_blocks(architecture, plan, tmp_path):
     model = tiny(architecture, torch.float32)
     remove(model, CUTS[plan](architecture))
-    live, forward = session(export_onnx(model, numpy_rows(2, 7), tmp_path, precisions=["fp32"])["fp32"]), torch_forward(model)
+    path = write_onnx(trace(model, numpy_rows(2, 7)), tmp_path, precisions=["fp32"], fuse=can_fuse(model))["fp32"]
+    live, forward = session(path), torch_forward(model)
     for shape in ((1, 5), (3, 12), (4, 7)):
         batch = numpy_rows(*shape)
         assert np.abs(run(live, batch) - forward(batch)).max() < 1e-4
@@ -203,7 +204,7 @@ def test_a_second_export_is_equal_byte_for_byte_holds_no_paths_and_prints_nothin
     """The model comes out as it went in, too: in train mode, with its attention implementation."""
     made, model = exported("bert-unequal"), model_of("bert-unequal").train()
     attention = model.config._attn_implementation
-    paths = export_onnx(model, encoding(2, 9), tmp_path)
+    paths = write_onnx(trace(model, encoding(2, 9)), tmp_path, fuse=can_fuse(model))
     assert capfd.readouterr().out == ""
     assert model.training and model.config._attn_implementation == attention
     for path, first in ((paths["fp32"], made.fused), (paths["int8"], made.int8)):

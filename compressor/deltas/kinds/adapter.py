@@ -83,7 +83,7 @@ class ParallelAdapter(Adapter):
 
     kind = "parallel_adapter"
 
-    def __init__(self, source: TensorSource, scale: float, group: str = ""):
+    def __init__(self, source: TensorSource, scale: float, group: str):
         super().__init__(source, group)
         self.scale, self.seen = scale, None
 

@@ -67,7 +67,7 @@ class Mixed(Dense):
 
     kind = "mixed"
 
-    def __init__(self, weight: Tensor, mixout: float, group: str = ""):
+    def __init__(self, weight: Tensor, mixout: float, group: str):
         super().__init__(weight, group)
         self.mixout = mixout
 
@@ -86,7 +86,7 @@ class Thinned(Dense):
 
     kind = "thinned"
 
-    def __init__(self, weight: Tensor, reserve: float, group: str = ""):
+    def __init__(self, weight: Tensor, reserve: float, group: str):
         super().__init__(weight, group)
         self.reserve = reserve
 

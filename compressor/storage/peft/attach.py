@@ -20,8 +20,11 @@ from compressor.models.files.weight_files import weight_names
 from compressor.storage.live import check_head, set_head
 from compressor.storage.peft.read import AdapterFolder, unsupported
 
+GROUP = "peft"
+"""The group of an adapter's links."""
 
-def attach_adapter(model: nn.Module, adapter: AdapterFolder, group: str = "peft", *, base: Path | None = None) -> None:
+
+def attach_adapter(model: nn.Module, adapter: AdapterFolder, *, base: Path | None = None) -> None:
     """Attach a peft adapter to a live model, in place, with its task head if it has one; in the model's floating type.
 
     An adapter may hold a part of the task head, the one that was trained: the rest is read from `base`, the folder of the
@@ -34,7 +37,7 @@ def attach_adapter(model: nn.Module, adapter: AdapterFolder, group: str = "peft"
         if id(original(owner)) in tied:  # peft changes this layer alone, and here both have one weight and one delta
             what = f"the base has the weight of {target} in another layer, too"
             raise UserError("E313", what, "Train the adapter without this layer", str(adapter.folder))
-        made = _super_links(adapter, target, owner, group) if adapter.is_sparse else [_lora_link(adapter, target, owner, group)]
+        made = _super_links(adapter, target, owner) if adapter.is_sparse else [_lora_link(adapter, target, owner)]
         links += [(owner, link) for link in made]
     if head := _whole_head(model, adapter, base):
         set_head(model, head, list(model.config.id2label.values()))
@@ -74,23 +77,23 @@ def _left_to_the_base(model: nn.Module, names: frozenset[str], base: Path | None
     return {name: tensor for name, tensor in found.items() if tensor.shape == model.get_parameter(name).shape}
 
 
-def _lora_link(adapter: AdapterFolder, target: str, owner: nn.Module, group: str) -> LowRank:
+def _lora_link(adapter: AdapterFolder, target: str, owner: nn.Module) -> LowRank:
     place, rank = WHOLE if isinstance(owner, nn.Linear) else Place(transposed=True), adapter.rank(target)
-    link = _low_rank(adapter, target, owner, place.read(owner.weight).shape, "lora", rank, adapter.scale(target, rank), group)
+    link = _low_rank(adapter, target, owner, place.read(owner.weight).shape, "lora", rank, adapter.scale(target, rank))
     link.place = place
     return link
 
 
-def _super_links(adapter: AdapterFolder, target: str, owner: nn.Module, group: str) -> list[LowRank | Sparse]:
+def _super_links(adapter: AdapterFolder, target: str, owner: nn.Module) -> list[LowRank | Sparse]:
     """The sparse link of one layer, and the low-rank link where the adapter has one."""
     shape, rank = owner.weight.shape, adapter.config.get("r")
     if not isinstance(owner, nn.Linear):
         raise _unfit(adapter, target)
     omega, values = _support_of(adapter, target, owner.weight.numel())
-    links = [Sparse(omega, values.to(owner.weight), group)] if len(omega) else []
+    links = [Sparse(omega, values.to(owner.weight), GROUP)] if len(omega) else []
     if rank:
         scale = adapter.config.get("lora_alpha", 2 * rank) / rank
-        links.append(_low_rank(adapter, target, owner, shape, "supertuning_lora", rank, scale, group))
+        links.append(_low_rank(adapter, target, owner, shape, "supertuning_lora", rank, scale))
     return links
 
 
@@ -118,12 +121,11 @@ def _low_rank(
     words: str,
     rank: int,
     scale: float,
-    group: str,
 ) -> LowRank:
     A, B = (adapter.tensors.get(f"{target}.{words}_{letter}.weight") for letter in "AB")
     if A is None or B is None or (A.shape, B.shape) != ((rank, shape[1]), (shape[0], rank)):
         raise _unfit(adapter, target)
-    return LowRank(PlainTensors({"A": A.to(owner.weight), "B": B.to(owner.weight)}), scale, group)
+    return LowRank(PlainTensors({"A": A.to(owner.weight), "B": B.to(owner.weight)}), scale, GROUP)
 
 
 def _unfit(adapter: AdapterFolder, target: str) -> UserError:

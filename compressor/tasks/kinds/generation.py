@@ -70,8 +70,7 @@ def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[
     Raises UserError E212 if there is no end-of-sentence token, or a target contains it; E213 for a row that is longer than
     `task.max_length`, or whose prompt or target has no token: nothing is truncated.
     """
-    if (end := tokenizer.eos_token_id) is None:
-        raise UserError("E212", NO_END, "Give tokenizer_config.json an eos_token", str(path))
+    end = end_of(tokenizer, path)
     prompts = [prompt for (prompt,) in split.texts]
     texts = [f"{prompt} {target}" for prompt, target in zip(prompts, split.labels, strict=True)]
     parts = in_parts(tokenizer, [texts], truncation=False, return_offsets_mapping=True)
@@ -86,24 +85,43 @@ def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[
         if not start:
             what = f"the tokenizer produces no separate token for {texts[row]!r:.60}, or none for its target"
             raise UserError("E213", what, "Fix or remove the row", place)
-        if end in ids[start:]:
-            what = f"the target {split.labels[row]!r:.60} spells the end of sentence, '{tokenizer.eos_token}'"
-            raise UserError("E212", what, "Remove it from the text: it is appended to every target", place)
+        require_no_end(ids[start:], split.labels[row], tokenizer, place)
         rows.append((ids, [IGNORED] * (start - 1) + ids[start:] + [end]))
     lengths = [len(ids) for ids, _ in rows]
     require_lengths(lengths, task.max_length, split, path, "rows", "drop such rows")
-    labels = np.full((len(rows), max(lengths)), IGNORED, dtype=np.int64)
-    for row, (_, following) in enumerate(rows):
-        labels[row, : len(following)] = following
-    return [{"input_ids": ids, "attention_mask": [1] * len(ids)} for ids, _ in rows], labels
+    encoded_rows = [{"input_ids": ids, "attention_mask": [1] * len(ids)} for ids, _ in rows]
+    return encoded_rows, label_matrix([following for _, following in rows])
+
+
+def end_of(tokenizer, path: Path) -> int:
+    """The end-of-sentence token, which ends every target. Raises UserError E212 where there is none."""
+    if tokenizer.eos_token_id is None:
+        raise UserError("E212", NO_END, "Give tokenizer_config.json an eos_token", str(path))
+    return tokenizer.eos_token_id
+
+
+def require_no_end(ids: Sequence[int], target: str, tokenizer, place: str) -> None:
+    """Raise UserError E212 where the tokens of a target contain the one that ends it."""
+    if tokenizer.eos_token_id in ids:
+        what = f"the target {target!r:.60} spells the end of sentence, '{tokenizer.eos_token}'"
+        raise UserError("E212", what, "Remove it from the text: it is appended to every target", place)
+
+
+def label_matrix(rows: Sequence[Sequence[int]]) -> np.ndarray:
+    """Labels of each row, (rows, longest), IGNORED behind those of a shorter one."""
+    labels = np.full((len(rows), max(map(len, rows))), IGNORED, dtype=np.int64)
+    for row, ids in enumerate(rows):
+        labels[row, : len(ids)] = ids
+    return labels
 
 
 def check_end(tokenizer, config: Any, folder: Path) -> None:
     """Raises UserError E212 where config and tokenizer disagree on the end token: the model would be trained to write one and
     generate until the other."""
     ends_of, settings = {"config.json": config.eos_token_id}, folder / "generation_config.json"
-    if settings.is_file():
-        ends_of[settings.name] = json.loads(settings.read_text(encoding="utf-8")).get("eos_token_id", config.eos_token_id)
+    given = json.loads(settings.read_text(encoding="utf-8")).get("eos_token_id") if settings.is_file() else None
+    if given is not None:  # else config.json's counts there, too
+        ends_of[settings.name] = given
     for name, ends in ends_of.items():
         if tokenizer.eos_token_id not in (ends if isinstance(ends, list) else [ends]):
             what = f"the tokenizer ends a text with token {tokenizer.eos_token_id}, {name} with {ends}"

@@ -19,8 +19,6 @@ from compressor.models.build import TEXT2TEXT
 from compressor.tasks import TaskConfig
 from compressor.tasks.features import targets_of, tokenize
 from compressor.tasks.kinds import generation
-from compressor.tasks.kinds.generation import NO_END
-from compressor.tasks.predictions import IGNORED
 from compressor.tasks.rows import Split
 from compressor.tasks.task_kind import Example, text_cells
 
@@ -50,23 +48,17 @@ def encode(tokenizer, split: Split, task: TaskConfig, path: Path) -> tuple[list[
 
     Raises UserError E212 if there is no end-of-sentence token, or a target contains it; E213 for a target without a token.
     """
-    if (end := tokenizer.eos_token_id) is None:
-        raise UserError("E212", NO_END, "Give tokenizer_config.json an eos_token", str(path))
-    rows = []
+    end, rows = generation.end_of(tokenizer, path), []
     for row, ids in enumerate(targets_of(tokenizer, split)):
         place = f"{path}:{split.lines[row]}"
         if not ids:
             what = f"the tokenizer produces no token for the target {split.labels[row]!r:.60}"
             raise UserError("E213", what, "Fix or remove the row", place)
-        if end in ids:
-            what = f"the target {split.labels[row]!r:.60} spells the end of sentence, '{tokenizer.eos_token}'"
-            raise UserError("E212", what, "Remove it from the text: it is appended to every target", place)
+        generation.require_no_end(ids, split.labels[row], tokenizer, place)
         rows.append([*ids[: None if task.target_length is None else task.target_length - 1], end])
-    labels = np.full((len(rows), max(map(len, rows))), IGNORED, dtype=np.int64)
-    for row, ids in enumerate(rows):
-        labels[row, : len(ids)] = ids
     keys = ("input_ids", "attention_mask")
-    return [{key: row[key] for key in keys} for row in tokenize(tokenizer, split, task)], labels
+    encoded = [{key: row[key] for key in keys} for row in tokenize(tokenizer, split, task)]
+    return encoded, generation.label_matrix(rows)
 
 
 KIND = replace(

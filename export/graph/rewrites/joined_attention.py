@@ -23,7 +23,7 @@ def joined_attention(proto: onnx.ModelProto, excluded: Collection[str] = ()) -> 
     """
     # the fp32 file may be opened on CUDA, too, where ONNX Runtime has a kernel for Attention
 
-    def is_joinable(_context, x, mask, filled, query, key, value, scaled, q_heads, output, **parts: Value) -> bool:
+    def is_joinable(_context, x, mask, query, key, value, q_heads, **parts: Value) -> bool:
         products = [linear.producer().inputs[0].producer() for linear in (query, key, value)]
         weights = [constant_of(parts[f"{name}_weight"]) for name in "qkv"]
         biases = [constant_of(parts[f"{name}_bias"]) for name in "qkv"]
@@ -82,16 +82,20 @@ def rewritten(proto: onnx.ModelProto, rule: RewriteRule) -> onnx.ModelProto:
 
 
 def _plain(op, x, q_weight, q_bias, k_weight, k_bias, v_weight, v_bias, heads_shape, shape, scale, mask, filled):
-    """softmax(Q K^T * scale + mask) V * filled, as `PlainAttention` is traced."""
+    """`plain_heads` of three products with a weight and a bias."""
     query = op.Add(op.MatMul(x, q_weight), q_bias, _outputs=["query"])
     key = op.Add(op.MatMul(x, k_weight), k_bias, _outputs=["key"])
     value = op.Add(op.MatMul(x, v_weight), v_bias, _outputs=["value"])
+    return plain_heads(op, query, key, value, heads_shape, shape, scale, mask, filled)
+
+
+def plain_heads(op, query, key, value, heads_shape, shape, scale, mask, filled):
+    """softmax(Q K^T * scale + mask) V * filled, as `PlainAttention` is traced."""
     q_heads = op.Transpose(op.Reshape(query, heads_shape), perm=[0, 2, 1, 3], _outputs=["q_heads"])
     k_heads = op.Transpose(op.Reshape(key, heads_shape), perm=[0, 2, 3, 1])
     v_heads = op.Transpose(op.Reshape(value, heads_shape), perm=[0, 2, 1, 3])
     scores = op.MatMul(q_heads, k_heads, _outputs=["scores"])
-    scaled = op.Mul(scores, scale, _outputs=["scaled"])
-    states = op.Mul(op.MatMul(op.Softmax(op.Add(scaled, mask), axis=-1), v_heads), filled)
+    states = op.Mul(op.MatMul(op.Softmax(op.Add(op.Mul(scores, scale), mask), axis=-1), v_heads), filled)
     return op.Reshape(op.Transpose(states, perm=[0, 2, 1, 3]), shape, _outputs=["output"])
 
 

@@ -14,6 +14,7 @@ from export.graph.rewrites.joined_attention import (
     constant_of,
     head_size_of,
     is_padding_mask,
+    plain_heads,
     rewritten,
     without_empty_rows,
 )
@@ -52,7 +53,7 @@ def joined_heads(proto: onnx.ModelProto) -> onnx.ModelProto:
         )
         return without_empty_rows(op, states, filled, output, name)
 
-    return rewritten(proto, RewriteRule(_plain, joined, is_joinable))
+    return rewritten(proto, RewriteRule(plain_heads, joined, is_joinable))
 
 
 def _without_biases(*projections: Value) -> tuple[Value | np.ndarray | None, ...]:
@@ -67,13 +68,3 @@ def _without_biases(*projections: Value) -> tuple[Value | np.ndarray | None, ...
     if not any(bias.any() for bias in biases):
         return *projections, None
     return *inner, np.concatenate(biases)
-
-
-def _plain(op, query, key, value, heads_shape, shape, scale, mask, filled):
-    """softmax(Q K^T * scale + mask) V * filled, as `PlainAttention` is traced."""
-    q_heads = op.Transpose(op.Reshape(query, heads_shape), perm=[0, 2, 1, 3], _outputs=["q_heads"])
-    k_heads = op.Transpose(op.Reshape(key, heads_shape), perm=[0, 2, 3, 1])
-    v_heads = op.Transpose(op.Reshape(value, heads_shape), perm=[0, 2, 1, 3])
-    scores = op.MatMul(q_heads, k_heads, _outputs=["scores"])
-    states = op.Mul(op.MatMul(op.Softmax(op.Add(op.Mul(scores, scale), mask), axis=-1), v_heads), filled)
-    return op.Reshape(op.Transpose(states, perm=[0, 2, 1, 3]), shape, _outputs=["output"])

@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -24,7 +25,7 @@ from serving.deployment.manifests import (
     write_compose,
     write_kserve,
 )
-from serving.deployment.publish import State, deploy, roll_back, status
+from serving.deployment.publish import Published, State, deploy, roll_back, status
 from serving.deployment.source import Options
 from serving.deployment.target import Target
 from serving.deployment.triton_control import Control
@@ -51,6 +52,25 @@ def run(
     as_json: bool,
 ) -> None:
     """Deploy, roll back, or show the versions."""
+    _check_options(url, rollback, show, kserve, compose)
+    control = _control_at(url, ca, token_file)
+    to = os.path.expanduser(to)
+    if show:
+        _show_versions(to, control, as_json)
+        return
+    tell = (lambda line: None) if as_json else say
+    name = Path(os.path.abspath(run)).name  # of . too, and of a link its own
+    options, files = Options(name, max_ms, keep, tell), StartFiles(to, kserve, compose, tell)
+    with repository_in_use(run) as served:
+        note(served.outdated)
+        target, done = (_roll_back if rollback else _deploy)(served.repository, files, control, options)
+    if as_json:
+        click.echo(json.dumps([published.to_json() for published in done], indent=1))
+    files.write(target)
+
+
+def _check_options(url: str | None, rollback: bool, show: bool, kserve: Path | None, compose: Path | None) -> None:
+    """Raises UserError E112 for options that exclude each other, and for those that this use of the command does not read."""
     if rollback and show:
         raise UserError("E112", "--rollback and --status exclude each other", "Give one of them")
     if url is None:
@@ -61,70 +81,111 @@ def run(
         require_unused(["max_ms", "keep"], "with --rollback")
     if kserve is not None and kserve == compose:
         raise UserError("E112", "--kserve and --compose name the same file", "Give each its own", str(kserve))
-    control = None if url is None else Control.at(url, ca=ca, header=header_of(token_file))
-    if control is not None and not control.tls:
+
+
+def _control_at(url: str | None, ca: Path | None, token_file: Path | None) -> Control | None:
+    """The server at --url; None without one. Raises UserError E112, E711, and of the address as `Control.at`."""
+    if url is None:
+        return None
+    control = Control.at(url, ca=ca, header=header_of(token_file))
+    if not control.tls:
         require_unused(["ca"], "without https://")
-    tell = (lambda line: None) if as_json else say
-    name = Path(os.path.abspath(run)).name  # of . too, and of a link its own
-    options, to = Options(name, max_ms, keep, tell), os.path.expanduser(to)
-    if show:
-        target = Target.at(to, create=False)
-        with target.storage_errors():
-            states = status(target, control)
-        click.echo(json.dumps([state.to_json() for state in states], indent=1) if as_json else table(states))
-        return
-    with repository_in_use(run) as served:
-        note(served.outdated)
-        names = model_names(served.repository)
-        for name in names:
-            read_config(served.repository / name)  # these raise for one that no server could load
-            version_folders(served.repository / name)
-        for path, check in ((kserve, check_kserve), (compose, check_compose)):
+    return control
+
+
+def _show_versions(to: str, control: Control | None, as_json: bool) -> None:
+    """Print the versions in the repository at `to`."""
+    target = Target.at(to, create=False)
+    with target.storage_errors():
+        states = status(target, control)
+    click.echo(json.dumps([state.to_json() for state in states], indent=1) if as_json else table(states))
+
+
+def _deploy(
+    repository: Path, files: StartFiles, control: Control | None, options: Options
+) -> tuple[Target, Sequence[Published]]:
+    """Publish the models of a run's repository as new versions."""
+    names = _loadable(repository)
+    files.check(names)
+    if files.kserve is not None:
+        check_precisions(Target.at(str(repository)), names)
+    target = Target.at(files.to)
+    with target.storage_errors():
+        files.check_others(target, names)
+        done = deploy(repository, target, control, options)
+    if control is None:
+        options.say(f"no --url: a server that polls {files.to} loads it; others load it by /v2/repository/models/NAME/load")
+    return target, done
+
+
+def _roll_back(
+    repository: Path, files: StartFiles, control: Control | None, options: Options
+) -> tuple[Target, Sequence[Published]]:
+    """Remove the latest versions of the models of a run's repository."""
+    names = _loadable(repository)
+    files.check(names)
+    target = Target.at(files.to, create=False)
+    with target.storage_errors():
+        files.check_others(target, names)
+        return target, roll_back(names, target, control, options)
+
+
+def _loadable(repository: Path) -> list[str]:
+    """The names of the models in a run's repository. Raises for one that no server could load."""
+    names = model_names(repository)
+    for name in names:
+        read_config(repository / name)
+        version_folders(repository / name)
+    return names
+
+
+@dataclass(frozen=True)
+class StartFiles:
+    """The files to write that start a Triton on the repository at `to`, with all its models: those of other runs, too."""
+
+    to: str
+    kserve: Path | None
+    compose: Path | None
+    tell: Callable[[str], None]
+
+    @property
+    def wanted(self) -> bool:
+        return self.kserve is not None or self.compose is not None
+
+    def check(self, names: Sequence[str]) -> None:
+        """Raise what `write` would raise of a run's models."""
+        for path, check in ((self.kserve, check_kserve), (self.compose, check_compose)):
             if path is not None:
-                check(path, to, names)
-        if kserve is not None and not rollback:
-            check_precisions(Target.at(str(served.repository)), names)
-        target = Target.at(to, create=not rollback)
+                check(path, self.to, names)
+
+    def check_others(self, target: Target, names: Sequence[str]) -> None:
+        """Raise what `write` would raise afterwards of the models there that are not the run's `names`: they start, too."""
+        if not self.wanted:
+            return
+        others = sorted(set(lasting_models(target)) - set(names))
+        if self.kserve is not None:
+            check_precisions(target, others)
+        if self.compose is not None:
+            check_compose(self.compose, self.to, others)
+        needs_gpu(target, others)
+
+    def write(self, target: Target) -> None:
+        """Write them. Raises UserError E724, E728, E757, E801."""
+        if not self.wanted:
+            return
         with target.storage_errors():
-            if kserve is not None or compose is not None:
-                _check_others(target, to, names, kserve, compose)
-            done = (
-                roll_back(names, target, control, options) if rollback else deploy(served.repository, target, control, options)
-            )
-    if control is None and not rollback:
-        tell(f"no --url: a server that polls {to} loads it; others load it by /v2/repository/models/NAME/load")
-    if as_json:
-        click.echo(json.dumps([published.to_json() for published in done], indent=1))
-    if kserve is not None or compose is not None:
-        with target.storage_errors():
-            _write_files(target, to, kserve, compose, tell)
-
-
-def _check_others(target: Target, to: str, names: Sequence[str], kserve: Path | None, compose: Path | None) -> None:
-    """Raise what `_write_files` would raise afterwards of the models there that are not the run's `names`: they start, too."""
-    others = sorted(set(lasting_models(target)) - set(names))
-    if kserve is not None:
-        check_precisions(target, others)
-    if compose is not None:
-        check_compose(compose, to, others)
-    needs_gpu(target, others)
-
-
-def _write_files(target: Target, to: str, kserve: Path | None, compose: Path | None, tell: Callable[[str], None]) -> None:
-    """Write the files that start a Triton on the repository at `to`, with all its models: those of other runs, too. Raises
-    UserError E724, E728, E757, E801."""
-    names = lasting_models(target)
-    if kserve is not None:
-        check_precisions(target, names)  # of what a rollback brought back, too
-    # KServe's own Triton starts some of them alone
-    for path, write, started in ((kserve, write_kserve, stock_models), (compose, write_compose, list)):
-        if path is not None and not names:
-            note(f"not written: {path} (the repository holds no model any more)")
-        elif path is not None:
-            gpu = needs_gpu(target, started(names))
-            left_out = sorted(set(names) - set(write(path, to, names, gpu=gpu)))
-            missing = f", without {', '.join(left_out)}, for which KServe's Triton has no backend" if left_out else ""
-            tell(f"written, not tried here: {path}{missing}")
+            names = lasting_models(target)
+            if self.kserve is not None:
+                check_precisions(target, names)  # of what a rollback brought back, too
+            # KServe's own Triton starts some of them alone
+            for path, write, started in ((self.kserve, write_kserve, stock_models), (self.compose, write_compose, list)):
+                if path is not None and not names:
+                    note(f"not written: {path} (the repository holds no model any more)")
+                elif path is not None:
+                    gpu = needs_gpu(target, started(names))
+                    left_out = sorted(set(names) - set(write(path, self.to, names, gpu=gpu)))
+                    missing = f", without {', '.join(left_out)}, for which KServe's Triton has no backend" if left_out else ""
+                    self.tell(f"written, not tried here: {path}{missing}")
 
 
 def header_of(path: Path | None) -> tuple[str, str] | None:
