@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator
 
@@ -12,14 +12,15 @@ from compressor.models.modules import STRUCTURES
 
 Unit = Literal[*STRUCTURES, "layers"]
 Structure = Literal[Unit, "weights"]
+Magnitude = Literal["change", "weight", "sum"]
+"""Of what a criterion takes absolute values: ΔW, W, or their sum (their values: `compressor.pruning.scores.VALUES`)."""
 
 
 @dataclass(frozen=True)
 class CriterionTraits:
     """How a criterion scores units or single weights; the lowest scores are removed first.
 
-    - `of`: what a score is made from: absolute values of the `change` ΔW, of the `weight` W or of their `sum`; the `loss` of
-      training rows, or their hidden `states`; or `chance`;
+    - `of`: what a score is made from: a `Magnitude`, the `loss` of training rows, or their hidden `states`, or `chance`;
     - `units`, `weights`: whether it scores units, and single weights;
     - `two_pools`: a matrix without a ΔW is scored by |W|, and the matrices with and without one are ranked apart;
     - `power`: of the effect on the loss (of a row; of a batch for single weights) that is summed;
@@ -28,7 +29,7 @@ class CriterionTraits:
     - `held`: bytes for each weight of the model while single weights are scored.
     """
 
-    of: Literal["change", "weight", "sum", "loss", "states", "chance"]
+    of: Literal[Magnitude, "loss", "states", "chance"]
     units: bool = True
     weights: bool = True
     two_pools: bool = False
@@ -99,7 +100,7 @@ def _pattern(value: str) -> str:
 Pattern = Annotated[str, AfterValidator(_pattern)]
 """Config type of `unstructured`, `2:4`, `1:4`, any n:m."""
 
-SUMS = tuple(name for name, row in CRITERIA.items() if row.units and row.of in ("change", "weight", "sum"))
+SUMS = tuple(name for name, row in CRITERIA.items() if row.units and row.of in get_args(Magnitude))
 """Criteria of units that sum absolute values over the matrices of a structure."""
 
 LOSS_POWER = {name: row.power for name, row in CRITERIA.items() if row.of == "loss"}

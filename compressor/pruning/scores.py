@@ -20,7 +20,7 @@ from compressor.models.anatomy import Layer, Matrix, layers_of
 from compressor.models.modules import STRUCTURES
 from compressor.pruning.block_passes import BlockPasses, Inputs, require_finite, streams_of
 from compressor.pruning.refit import RIDGE
-from compressor.pruning_criteria import CRITERIA, LOSS_POWER, SUMS, Criterion, Structure
+from compressor.pruning_criteria import CRITERIA, LOSS_POWER, SUMS, Criterion, Magnitude, Structure
 from compressor.selection import finite
 from compressor.tasks.kinds.classification import KIND as CLASSIFICATION
 from compressor.tasks.task_kind import TaskKind
@@ -33,7 +33,7 @@ def _change(matrix: Matrix, changes: Changes) -> Tensor:
     return changes[matrix.path] if matrix.path in changes else torch.zeros_like(matrix.original)
 
 
-VALUES: dict[str, Callable[[Matrix, Changes], Tensor]] = {
+VALUES: dict[Magnitude, Callable[[Matrix, Changes], Tensor]] = {
     "change": _change,
     "weight": lambda matrix, changes: matrix.used,
     "sum": lambda matrix, changes: matrix.weight,

@@ -17,7 +17,7 @@ from compressor.tasks.task_kind import kind_of
 from export.generation.greedy import facts_of, generate, open_live
 from export.runtimes.runtime_registry import GENERATING
 from pipelines.engine.stage import Inputs, Workspace
-from pipelines.stages.deploy.chosen_file import chosen_file
+from pipelines.stages.deploy.chosen_file import chosen_file, deployment
 from pipelines.stages.deploy.config import DeployConfig
 from serving.deployment.answers import Answer, tensor, write_answers
 from serving.deployment.triton_control import Control, Refused
@@ -43,8 +43,7 @@ def deploy_generator(config: DeployConfig, inputs: Inputs, data: Data, workspace
         log = workspace.log_folder / "triton.log"
         answers = compare_streamed(repository, config.name, exported, precision, inputs, log, bar.advance)
     write_answers(repository / f"{config.name}{TEXT_SUFFIX}" / "1", answers)
-    how = {"runtime": GENERATING.key, "precision": precision}
-    return {"model": config.name, "interfaces": ["text"], **how, "parity": []}
+    return deployment(config, GENERATING.key, precision, ["text"], [])
 
 
 def compare_streamed(

@@ -9,7 +9,7 @@ from typing import Any
 from compressor.tasks.data import Data
 from export.runtimes.runtime_registry import RUNTIMES
 from pipelines.engine.stage import Inputs, Workspace
-from pipelines.stages.deploy.chosen_file import chosen_file
+from pipelines.stages.deploy.chosen_file import chosen_file, deployment
 from pipelines.stages.deploy.config import DeployConfig
 from pipelines.stages.deploy.generating import deploy_generator
 from pipelines.stages.deploy.recording import record_answers
@@ -55,11 +55,5 @@ def run(config: DeployConfig, inputs: Inputs, workspace: Workspace) -> dict[str,
     write_repository(served.repository, served.name, served.path, runtime=served.runtime, **options)
     record = partial(record_answers, served, inputs.task, data)
     results = compare_served(served, inputs.task, data, workspace, inputs.threads, record)
-    return {
-        "model": config.name,
-        "interfaces": config.interfaces,
-        "runtime": served.runtime.key,
-        "precision": served.precision,
-        "device": config.device,
-        "parity": [result.to_json() for result in results],
-    }
+    parity = [result.to_json() for result in results]
+    return deployment(config, served.runtime.key, served.precision, config.interfaces, parity)
