@@ -35,7 +35,7 @@ def rows_of(labels: np.ndarray) -> np.ndarray:
 
 def by_row(outputs: np.ndarray, labels: np.ndarray) -> Sequence[np.ndarray]:
     """Split predictions (predictions, outputs) row by row, as training takes a teacher's outputs
-    (`compressor.training.trainer.Rows`): (outputs,), or (the row's predictions, outputs)."""
+    (`compressor.training.training_rows.TrainingRows`): (outputs,), or (the row's predictions, outputs)."""
     if not of_tokens(labels):
         return outputs
     return np.split(outputs, np.cumsum((labels != IGNORED).sum(axis=1))[:-1])

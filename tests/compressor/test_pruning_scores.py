@@ -1,5 +1,7 @@
 """What says which units matter least: by weights, by changes, by the loss, by hidden states; and which go first."""
 
+from typing import get_args
+
 import pytest
 import torch
 
@@ -13,6 +15,7 @@ from compressor.pruning.block_passes import streams_of
 from compressor.pruning.groups import complement
 from compressor.pruning.refit import RIDGE
 from compressor.pruning.scores import (
+    VALUES,
     changes_of,
     loss_scores,
     lowest,
@@ -24,7 +27,7 @@ from compressor.pruning.scores import (
 )
 from compressor.pruning.surgery import Removal, remove, silence
 from compressor.pruning.weights import hide, importance, loss_importance
-from compressor.pruning_criteria import LOSS_POWER, UNSTRUCTURED
+from compressor.pruning_criteria import LOSS_POWER, UNSTRUCTURED, Magnitude
 from compressor.tasks.task_kind import kind_of
 from tests.compressor.conftest import EXTRA, encoding, logits, plan_of, tiny, tuned
 
@@ -64,6 +67,11 @@ def test_head_scores_are_the_sum_over_the_heads_rows(architecture):
     spans = {"query": slice(8 * grouped, 16 * grouped), "value": slice(8, 16)}
     by_hand = sum(changes[layer.matrix(name).path][rows].abs().sum() for name, rows in spans.items())
     assert torch.isclose(scores[1][1], by_hand.to(scores[1].dtype))
+
+
+def test_every_magnitude_has_its_values():
+    """A criterion of a new one would end in the middle of a run."""
+    assert set(VALUES) == set(get_args(Magnitude))
 
 
 @pytest.mark.parametrize("hides", ["weight", "both"])

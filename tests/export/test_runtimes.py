@@ -30,7 +30,7 @@ from tests.export.conftest import encoding
 ROOT = Path(__file__).parents[2]
 ROWS = [encoding(4, length) for length in (5, 9, 17, 40)]
 WORD = re.compile(rf"(?<![\w./-])({'|'.join(RUNTIMES)})(?![\w/-])")
-OWN = ("export/runtimes/", "serving/backends/", "pipelines/cli/doctor.py", "pipelines/doctor/")
+OWN = ("export/runtimes/", "serving/backends/", "pipelines/doctor/")
 """Where a runtime may be spelt: its row, its Triton backend, and the list of packages that `compress doctor` looks for."""
 
 
