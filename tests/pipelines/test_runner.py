@@ -22,6 +22,7 @@ import yaml
 from compressor.account import Plan
 from compressor.cost import LayerShape, ModelShape
 from compressor.errors import CheckError, CompressError, UserError
+from pipelines.engine import stage_inputs
 from pipelines.engine.environment import accelerator
 from pipelines.engine.preflight import check_environment, server_fault
 from pipelines.engine.runner import IN_USE, prepare, run_pipeline
@@ -141,6 +142,29 @@ def test_what_a_stage_says_of_itself_makes_it_again(project, out, monkeypatch, s
     toys.replace(monkeypatch, "tune", **says)
     go(project, out)
     assert calls(out) == ["tune", "report"]
+
+
+@pytest.mark.parametrize(
+    ("name", "found", "traits"),
+    [
+        ("scored_by", lambda tasks: {"sacrebleu": "9"}, {"scores_tests": True}),
+        ("scored_by", lambda tasks: {"sacrebleu": "9"}, {"scores_texts": True}),
+        ("launched", lambda: 2, {"trains": True}),
+        ("further_ends", lambda folder: [7], {}),
+    ],
+    ids=["metrics of test files", "metrics of texts", "processes", "ends of texts"],
+)
+def test_what_affects_some_stages_is_in_their_fingerprints_alone(project, out, monkeypatch, name, found, traits):
+    """Ends of texts are in those of every stage of a task that generates, the others where the stage has that trait."""
+    toys.replace(monkeypatch, "tune", **traits)
+    toys.replace(monkeypatch, "select", **dict.fromkeys(traits, False))
+    if name == "further_ends":
+        monkeypatch.setattr(stage_inputs, "kind_of", lambda kind: SimpleNamespace(generates=True))
+    run = prepare(load_pipeline(project), out)
+    before = [fingerprint_of(run, number, ()) for number in (1, 0)]
+    monkeypatch.setattr(stage_inputs, name, found)
+    after = [fingerprint_of(run, number, ()) for number in (1, 0)]
+    assert [one != other for one, other in zip(before, after, strict=True)] == [True, name == "further_ends"]
 
 
 def test_another_python_makes_everything_again(project, out, monkeypatch):
