@@ -18,7 +18,7 @@ from serving.answer_bounds import least_concordance, tolerance_in_batches
 from serving.deployment.answers import Answer, read_answers
 from serving.deployment.candidate import drop_candidate, failed, load, require_answers, require_free_names, tried, unload
 from serving.deployment.source import Options, Source
-from serving.deployment.target import ASIDE, Target, new_record
+from serving.deployment.target import ASIDE, RECORD, Target, new_record
 from serving.deployment.triton_control import Control, Refused
 from serving.repository import model_names
 from serving.repository_safety import refuse_unsafe
@@ -117,26 +117,42 @@ def _undone(
 
 
 def _recover(models: Sequence[str], target: Target, control: Control | None, options: Options) -> list[Published]:
-    """Take back the versions of a deployment that was killed: the files of one may stand beside the config of another. Finish a
-    rollback that was killed, and clear away what a storage kept of one that was undone."""
-    taken = []
+    """Take back the versions of a deployment that was killed: the files of one may stand beside the config of another; and end
+    a rollback that was killed."""
     for model in models:
         drop_candidate(model, target, control)
-        for version in target.versions_aside(model):
-            if target.returned(model, version):
-                target.remove_aside(model, version)
-                continue
-            # both are there where an object store was copying one to the other
-            target.remove(target.path(model, version))
-            if left := target.versions(model):
-                taken.append(Published(model, left[-1], version, fresh=False))
-                _finish(taken[-1], target, control, options)
+    taken = _recover_rollback(models, target, control, options)
+    for model in models:
         while (versions := target.versions(model)) and not target.finished(model, versions[-1]):
             version, before = versions[-1], max(versions[:-1], default=None)
             _return(model, version, before, target, control)
             options.say(f"{model}: version {version}, whose deployment was interrupted, is taken back")
             taken.append(Published(model, before, version, fresh=False))
     return taken
+
+
+def _recover_rollback(models: Sequence[str], target: Target, control: Control | None, options: Options) -> list[Published]:
+    """Undo a rollback that was killed before all versions were aside, for no server was asked yet; else finish it. Clear away
+    what a storage kept of one that was undone. Returns what is rolled back now."""
+    plans = []
+    for model in models:
+        versions = target.versions(model)
+        leaving = {version for version in versions[-1:] if target.leaves(model, version)}
+        for version in sorted(leaving.union(target.versions_aside(model))):
+            # both are there where an object store was copying one to the other
+            left = max((other for other in versions if other != version), default=None)
+            if target.returned(model, version):
+                target.remove_aside(model, version)
+            elif left or version in leaving:
+                plans.append(Published(model, left, version, fresh=False))
+    if any(target.leaves(plan.model, plan.before) for plan in plans):
+        _keep_all(plans, target, control)
+        return []
+    if all(target.record(plan.model, f"{ASIDE}{plan.before}") for plan in plans):  # else it had ended
+        with _kept(plans, target, control):
+            _go_back(plans, target, control)
+    _remove(plans, target, options)
+    return plans
 
 
 def _planned(source: Source, target: Target, control: Control | None) -> Published:
@@ -236,48 +252,58 @@ def roll_back(models: Sequence[str], target: Target, control: Control | None, op
             plans.append(Published(model, versions[-2], versions[-1], fresh=False))
         for plan in plans:  # it serves again if the other does not load
             target.keep_beside(plan.model, plan.before)
-        try:
-            for plan in plans:  # where this is killed, the next deployment goes on with it
-                target.mark(plan.model, plan.before, finished=False)
-            for plan in plans:
-                target.restore(plan.model, plan.version)
-                target.set_aside(plan.model, plan.before)
-            for plan in plans if control is not None else ():
-                _load_again(plan.model, plan.version, control)
-        except BaseException:
-            with contextlib.ExitStack() as each:
-                for plan in plans:
-                    each.callback(_keep, plan, target, control)
-            raise
-        for plan in plans:
-            _removed(plan, target, options)
+        with _kept(plans, target, control):
+            for plan in plans:  # where this is killed, the next deployment undoes it, or goes on with it
+                target.mark(plan.model, plan.before, finished=None)
+            _go_back(plans, target, control)
+        _remove(plans, target, options)
     return plans
 
 
-def _finish(plan: Published, target: Target, control: Control | None, options: Options) -> None:
-    """End a rollback that was killed after `plan.before` was moved aside; that one stays where the other does not load."""
+def _go_back(plans: Sequence[Published], target: Target, control: Control | None) -> None:
+    """Move each `plan.before` aside, also where that is done in part, or was being undone, and load `plan.version`."""
+    for plan in plans:
+        target.restore(plan.model, plan.version)
+        target.set_aside(plan.model, plan.before)
+    for plan in plans if control is not None else ():
+        _load_again(plan.model, plan.version, control)
+
+
+@contextlib.contextmanager
+def _kept(plans: Sequence[Published], target: Target, control: Control | None) -> Iterator[None]:
+    """Context of a rollback: where it fails, all models keep their latest version."""
     try:
-        if control is not None:
-            _load_again(plan.model, plan.version, control)
+        yield
     except BaseException:
-        _keep(plan, target, control)
+        _keep_all(plans, target, control)
         raise
-    _removed(plan, target, options)
 
 
-def _removed(plan: Published, target: Target, options: Options) -> None:
-    target.remove_aside(plan.model, plan.before)
-    options.say(f"{plan.model}: version {plan.before} is removed, version {plan.version} serves")
+def _keep_all(plans: Sequence[Published], target: Target, control: Control | None) -> None:
+    """`_keep` of all of them, whichever fails; all are in their places first: killed meanwhile, the next undoes all, too."""
+    aside = [plan for plan in plans if plan.before in target.versions_aside(plan.model)]
+    with contextlib.ExitStack() as each:  # the last callback first
+        for plan in plans:
+            each.callback(_keep, plan, target, control if plan in aside else None)
+        for plan in aside:
+            each.callback(target.bring_back, plan.model, plan.before)
+
+
+def _remove(plans: Sequence[Published], target: Target, options: Options) -> None:
+    """Remove what is aside; the records of all first, and without them a killed rollback is known to have ended."""
+    for plan in plans:
+        target.remove_aside(plan.model, plan.before, RECORD)
+    for plan in plans:
+        target.remove_aside(plan.model, plan.before)
+        options.say(f"{plan.model}: version {plan.before} is removed, version {plan.version} serves")
 
 
 def _keep(plan: Published, target: Target, control: Control | None) -> None:
     """Undo what was done to return to `plan.version`: `plan.before`, which may be moved aside, or half moved, serves again."""
-    aside = plan.before in target.versions_aside(plan.model)
-    if aside:
-        target.bring_back(plan.model, plan.before)
+    target.bring_back(plan.model, plan.before)
     target.restore(plan.model, plan.before)
     target.mark(plan.model, plan.before, finished=True)
-    if control is not None and aside:
+    if control is not None:
         _load_again(plan.model, plan.before, control)
     target.remove_aside(plan.model, plan.before)
 
@@ -310,6 +336,6 @@ def status(target: Target, control: Control | None) -> list[State]:
             record = target.record(model, place)
             ready = None if control is None else control.ready(model, version)
             facts = (record.get("run", "?"), record.get("published", "?"), bool(record.get("proven")))
-            finished = place == version and record.get("finished", True)
+            finished = place == version and bool(record.get("finished", True))
             found.append(State(model, version, *facts, ready, finished))
     return found

@@ -137,14 +137,18 @@ class Target:
 
     def finished(self, model: str, version: int) -> bool:
         """Whether the deployment of a version has ended, as far as its record tells."""
-        return self.record(model, version).get("finished", True)
+        return bool(self.record(model, version).get("finished", True))
 
     def returned(self, model: str, version: int) -> bool:
         """Whether a version that `versions_aside` names is whole in its place again, its rollback undone. Where half of it is
         there, its record says unfinished, or is missing."""
-        return self.record(model, version).get("finished", False)
+        return bool(self.record(model, version).get("finished", False))
 
-    def mark(self, model: str, version: int, **facts: bool) -> None:
+    def leaves(self, model: str, version: int) -> bool:
+        """Whether a rollback has yet to move a version aside: `finished` is null in its record."""
+        return self.record(model, version).get("finished", True) is None
+
+    def mark(self, model: str, version: int, **facts: bool | None) -> None:
         """Change the record of a version."""
         record = self.record(model, version) | facts
         self._replace(self.path(model, version, RECORD), json.dumps(record, indent=1).encode())
@@ -260,7 +264,7 @@ class Target:
         """Move a version to a hidden folder, from which `bring_back` brings it in again, also where a storage ends this half
         way."""
         place, aside = self.path(model, version), self.path(model, f"{ASIDE}{version}")
-        if self.local:
+        if self.local and not self.files.exists(aside):
             Path(place).rename(aside)
         else:
             self._copy_missing(place, aside)
@@ -269,10 +273,10 @@ class Target:
     def bring_back(self, model: str, version: int) -> None:
         """Make a version whole in its place again; what a storage that cannot rename has aside stays until `remove_aside`."""
         place, aside = self.path(model, version), self.path(model, f"{ASIDE}{version}")
-        if self.local:
-            Path(aside).rename(place)
-        else:
+        if not self.local:
             self._copy_missing(aside, place)
+        elif self.files.exists(aside):
+            Path(aside).rename(place)
 
     def remove_version(self, model: str, version: int) -> None:
         """Remove a version's folder; where the storage can rename, what a kill leaves of it is no version."""
@@ -283,9 +287,9 @@ class Target:
             place = staged
         self.remove(place)
 
-    def remove_aside(self, model: str, version: int) -> None:
-        """Remove a version that was moved aside, for good."""
-        self.remove(self.path(model, f"{ASIDE}{version}"))
+    def remove_aside(self, model: str, version: int, *file: str) -> None:
+        """Remove a version that was moved aside, or a file of it, for good."""
+        self.remove(self.path(model, f"{ASIDE}{version}", *file))
 
     def _copy_missing(self, place: str, other: str) -> None:
         """Copy the files of a folder that another lacks, one by one: in an object store a folder is nothing that could be

@@ -25,7 +25,7 @@ from pipelines.cli.work.deploy_work import header_of, table
 from pipelines.runs.served import find_repository
 from serving.deployment.answers import differences, read_answers, write_answers
 from serving.deployment.publish import Options, deploy, roll_back, status
-from serving.deployment.target import CONFIG, LOCK, STAGED, Target
+from serving.deployment.target import CONFIG, LOCK, STAGED, Target, new_record
 from serving.deployment.triton_control import Control, Refused
 
 ROOT = Path(__file__).parents[2]
@@ -483,7 +483,9 @@ def test_a_first_deployment_that_was_killed_is_told_and_taken_back(two_models, t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "count"), [("set_aside", 1), ("set_aside", 2), ("remove_aside", 1), ("remove_aside", 2)])
+@pytest.mark.parametrize(
+    ("name", "count"), [("set_aside", 1), ("set_aside", 2), *(("remove_aside", number) for number in range(1, 5))]
+)
 def test_a_rollback_that_was_killed_is_finished_by_the_next(two_models, tmp_path, name, count):
     folder, target = tmp_path / "target", Target.at(str(tmp_path / "target"))
     deploy(two_models(0), target, None, Options("first"))
@@ -520,6 +522,26 @@ def test_a_rollback_that_was_killed_while_an_object_store_copied_is_finished(mak
     (folder / NAME / "2" / "model.onnx").write_bytes(b"a part")
     roll_back(target.models(), target, None, Options(""))
     assert contents(folder) == before
+
+
+def test_what_a_kill_leaves_of_the_removed_version_is_cleared_away(make_run, tmp_path, monkeypatch):
+    """The rollback had ended: no server is asked whether the version that serves loads."""
+    folder, target = tmp_path / "target", Target.at(str(tmp_path / "target"))
+    deploy(make_run(0), target, None, Options("first"))
+    before, remove = contents(folder), Target.remove
+    deploy(make_run(1), target, None, Options("second"))
+
+    def killed(self, path):
+        if path.endswith("2"):
+            remove(self, f"{path}/model.onnx")
+            raise KeyboardInterrupt
+        remove(self, path)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Target, "remove", killed)
+        roll_back([NAME], target, None, Options(""))
+    roll_back([NAME], target, Control.at("127.0.0.1:1"), Options(""))
+    assert contents(folder) == before and not target.versions_aside(NAME)
 
 
 def test_nothing_half_written_stays(make_run, tmp_path, monkeypatch):
@@ -617,8 +639,8 @@ def test_storage_that_is_no_folder(make_run):
 
 
 @pytest.fixture
-def object_store(make_run, monkeypatch) -> Target:
-    """A store with two versions in which, as in S3, a folder is no object that could be copied."""
+def empty_store(monkeypatch) -> Target:
+    """A store in which, as in S3, a folder is no object that could be copied."""
     target = Target.at("memory://objects")
     target.remove(target.root)
     copied = MemoryFileSystem.cp_file
@@ -629,9 +651,15 @@ def object_store(make_run, monkeypatch) -> Target:
         copied(self, path1, path2, **options)
 
     monkeypatch.setattr(MemoryFileSystem, "cp_file", cp_file)
-    for seed in (0, 1):
-        deploy(make_run(seed), target, None, Options(str(seed)))
     return target
+
+
+@pytest.fixture
+def object_store(make_run, empty_store) -> Target:
+    """A store with two versions."""
+    for seed in (0, 1):
+        deploy(make_run(seed), empty_store, None, Options(str(seed)))
+    return empty_store
 
 
 def test_a_rollback_in_an_object_store(object_store):
@@ -672,6 +700,81 @@ def test_a_rollback_that_a_storage_ends_leaves_the_version_that_serves(object_st
     assert [(state.version, state.finished) for state in status(object_store, None)] == [(1, True), (2, True)]
     deploy(make_run(2), object_store, None, Options("third"))
     assert object_store.versions(NAME) == [1, 2, 3] and not object_store.versions_aside(NAME) and kept() == before
+
+
+@pytest.mark.parametrize(
+    ("act", "allowed", "loads", "versions"),
+    [
+        ("pipe_file", 1, True, [1, 2]),
+        ("cp_file", 0, True, [1, 2]),
+        ("cp_file", 1, True, [1, 2]),
+        ("cp_file", -1, False, [1, 2]),
+        ("pipe_file", -1, False, [1, 2]),
+        ("rm_file", -1, True, [1]),
+    ],
+    ids=["one is marked", "no copy", "half a copy", "half undone", "not marked as undone", "half deleted"],
+)
+def test_a_rollback_killed_in_an_object_store_loses_nothing(empty_store, tmp_path, monkeypatch, act, allowed, loads, versions):
+    """Nothing is written after so many writes, copies or deletions, or but for the last. Whether the next rollback has no
+    server, or one that does not load version 1: both models have the same versions, each whole, and its labels."""
+    models, store, asked = ["a", "b"], empty_store, []
+    (tmp_path / "model.onnx").write_bytes(b"weights")
+    for version, model in itertools.product((1, 2), models):
+        beside = {CONFIG: f'name: "{model}"'.encode(), "labels.txt": f"of {version}".encode()}
+        store.put(tmp_path, model, version, beside, new_record("run", str(version)) | {"finished": True})
+        store.set_beside(model, beside)
+
+    class Server:
+        def load(self, model):
+            asked.append(model)
+            if not loads and store.versions(model) == [1]:
+                raise Refused(400, "no memory")
+
+    def stored(place=store.root):
+        return store.files.cat(store.files.find(place))
+
+    def killed(allowed):
+        """Roll back, and write nothing from a call of `act` on; returns the number of calls before."""
+        calls, dead = [], []
+
+        def until_dead(name, real):
+            def write(*arguments, **options):
+                dead.extend([name] if name == act and len(calls) == allowed else [])
+                if dead:
+                    raise PermissionError("Access Denied")
+                calls.extend([name] if name == act else [])
+                return real(*arguments, **options)
+
+            return write
+
+        with monkeypatch.context() as patch, contextlib.suppress(PermissionError, CheckError):
+            for name in ("pipe_file", "cp_file", "rm_file"):
+                patch.setattr(MemoryFileSystem, name, until_dead(name, getattr(MemoryFileSystem, name)))
+            roll_back(models, store, Server(), Options(""))
+        return len(calls)
+
+    def put_back(files):
+        store.remove(store.root)
+        store.files.pipe(files)
+
+    before = stored()
+    count = killed(None)
+    put_back(before)
+    killed(allowed % count)
+    left, loads = stored(), False
+    for server, there in ((None, [1]), (Server(), versions)):
+        put_back(left)
+        asked.clear()
+        with contextlib.suppress(CheckError):
+            roll_back(models, store, server, Options(""))
+        assert bool(asked) == (there == [1, 2])
+        for model in models:
+            assert store.versions(model) == there and all(store.returned(model, one) for one in store.versions_aside(model))
+            whole = [store.path(model, version) for version in there]
+            assert all(content == before[path] for place in whole for path, content in stored(place).items())
+            assert all(path in stored() for path in before if path.startswith(tuple(f"{place}/" for place in whole)))
+            labels = store.path(model, "labels.txt"), store.path(model, there[-1], "published", "labels.txt")
+            assert store.files.cat_file(labels[0]) == store.files.cat_file(labels[1])
 
 
 def test_an_error_with_a_number_is_a_storages_where_its_package_raises_it(object_store):
