@@ -11,7 +11,6 @@ import re
 import shlex
 from collections.abc import Sequence
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -188,13 +187,17 @@ def check_compose(path: Path, location: str, models: Sequence[str]) -> None:
 
 
 def _check_mounted(repository: Path, model: str) -> None:
-    """Raises UserError E757 where a model, or a version or a file of it, is a link that leads nowhere where only the repository
-    is mounted."""
-    folder = repository / model
-    for path in chain([folder], folder.glob("*"), folder.glob("*/*")):
+    """Raises UserError E757 where a model, or a folder or file in it, is a link that leads nowhere where only the repository is
+    mounted."""
+    ahead, seen = [repository / model], set()
+    while ahead:
+        path = ahead.pop()
         if path.is_symlink() and not _leads_inside(path, repository):
             what = f"a link to {os.path.realpath(path)}, which a container with the repository alone does not have"
             raise UserError("E757", what, "Move that to this place, or leave --compose out", str(path))
+        if path.is_dir() and (place := path.resolve()) not in seen:  # links may go round in circles
+            seen.add(place)
+            ahead.extend(path.iterdir())
 
 
 def _leads_inside(link: Path, root: Path) -> bool:

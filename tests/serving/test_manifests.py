@@ -254,6 +254,9 @@ def test_a_model_that_the_container_would_not_find_is_refused(deployed, tmp_path
         ("m/1", "1", False),
         ("m/1/model.onnx", "../../../elsewhere/model.onnx", False),
         ("m/labels.txt", "{elsewhere}/labels.txt", False),
+        ("m/1/tokenizer/labels.txt", "../../../.within/1/labels.txt", True),
+        ("m/1/tokenizer/labels.txt", "{elsewhere}/labels.txt", False),
+        ("m/1/tokenizer/again", "../../../m", True),
     ],
 )
 def test_links_in_a_model_are_followed_in_the_repository_alone(tmp_path, place, leads_to, found):
