@@ -14,7 +14,7 @@ from torch import nn
 
 from compressor.arguments import NAME_FIX, NAME_PATTERN
 from compressor.deltas.stacking import changes_of_task, stack_tasks
-from compressor.errors import CheckError, UserError
+from compressor.errors import UserError
 from compressor.models.build import GENERATIVE, TOKENS
 from compressor.models.reference import Reference
 from compressor.models.special_tokens import padding_id, tokenizer_of
@@ -227,7 +227,7 @@ def prove_tasks(
             batches=({"batch 1": reference}, {"batch 1": alone}),
         )
         if not result.passed:
-            raise CheckError("E610", failure(result).what, f"Nothing was written. Leave the delta of '{task.name}' out")
+            raise failure(result, fix=f"Nothing was written. Leave the delta of '{task.name}' out")
         results.append(result)
     return results
 

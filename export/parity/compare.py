@@ -353,13 +353,17 @@ def why_refused(result: ParityResult) -> str:
     return "; ".join(of[name] for name in result.failed)
 
 
-def failure(result: ParityResult, suspect: str = "") -> CheckError:
-    """E610 with the conversion, the figures and, if known, the suspected layer."""
+def failure(
+    result: ParityResult,
+    suspect: str = "",
+    fix: str = "Nothing of this stage was published; `compress report RUN` shows every comparison up to here",
+) -> CheckError:
+    """E610 with the conversion, the figures and, if known, the suspected layer; `fix` is by default that of a run's stage."""
     where = f"; suspected: {suspect}" if suspect else ""
     return CheckError(
         "E610",
         f"{result.hop}: not the same function (allowed: {result.bound}; found: {why_refused(result)}{where})",
-        "Nothing of this stage was published; `compress report RUN` shows every comparison up to here",
+        fix,
     )
 
 

@@ -38,7 +38,7 @@ def compare_outputs(
 def require_file(result: ParityResult, suspect: Callable[[], str]) -> None:
     """Raises CheckError E610 where a file that no run made failed its comparison; only then `suspect` finds the layer."""
     if not result.passed:
-        raise CheckError("E610", failure(result, suspect()).what, "Leave that precision out, or add --no-fuse")
+        raise failure(result, suspect(), "Leave that precision out, or add --no-fuse")
 
 
 @contextmanager
