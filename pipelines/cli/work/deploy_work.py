@@ -63,7 +63,12 @@ def run(
     options, files = Options(name, max_ms, keep, tell), StartFiles(to, kserve, compose, tell)
     with repository_in_use(run) as served:
         note(served.outdated)
-        target, done = (_roll_back if rollback else _deploy)(served.repository, files, control, options)
+        names = _loadable(served.repository)
+        files.check(names)
+        if rollback:
+            target, done = _roll_back(names, files, control, options)
+        else:
+            target, done = _deploy(served.repository, names, files, control, options)
     if as_json:
         click.echo(json.dumps([published.to_json() for published in done], indent=1))
     files.write(target)
@@ -102,11 +107,9 @@ def _show_versions(to: str, control: Control | None, as_json: bool) -> None:
 
 
 def _deploy(
-    repository: Path, files: StartFiles, control: Control | None, options: Options
+    repository: Path, names: Sequence[str], files: StartFiles, control: Control | None, options: Options
 ) -> tuple[Target, Sequence[Published]]:
-    """Publish the models of a run's repository as new versions."""
-    names = _loadable(repository)
-    files.check(names)
+    """Publish the models `names` of a run's repository as new versions."""
     if files.kserve is not None:
         check_precisions(Target.at(str(repository)), names)
     target = Target.at(files.to)
@@ -119,11 +122,9 @@ def _deploy(
 
 
 def _roll_back(
-    repository: Path, files: StartFiles, control: Control | None, options: Options
+    names: Sequence[str], files: StartFiles, control: Control | None, options: Options
 ) -> tuple[Target, Sequence[Published]]:
-    """Remove the latest versions of the models of a run's repository."""
-    names = _loadable(repository)
-    files.check(names)
+    """Remove the latest versions of a run's models."""
     target = Target.at(files.to, create=False)
     with target.storage_errors():
         files.check_others(target, names)
