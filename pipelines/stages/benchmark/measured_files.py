@@ -44,7 +44,7 @@ def candidates(inputs: Inputs, dense_folder: Path) -> list[Candidate]:
     rows = [Candidate("dense PyTorch fp32", "dense", "pytorch", "fp32", dense_folder, weights)]
     for model in ("dense", "compressed"):
         written = exported.metadata["files"][model]  # in stored metadata keys are sorted
-        for runtime in (name for name in exported.metadata.get("runtimes") or written if name in written):
+        for runtime in (name for name in exported.metadata["runtimes"] if name in written):
             for precision, file in written[runtime].items():
                 name = f"{model} {RUNTIMES[runtime].label} {precision}"
                 rows.append(Candidate(name, model, runtime, precision, exported.folder / file["path"], file["bytes"]))

@@ -15,7 +15,7 @@ def chosen_file(config: DeployConfig, inputs: Inputs) -> tuple[str, str, Path]:
     exported = inputs.nearest("onnx")
     files = exported.metadata["files"]["compressed"]
     # in the order of the export's config: keys of stored metadata are sorted
-    runtime, precision = config.chosen(exported.metadata.get("runtimes") or list(files), files)
+    runtime, precision = config.chosen(exported.metadata["runtimes"], files)
     return runtime, precision, exported.folder / files[runtime][precision]["path"]
 
 
