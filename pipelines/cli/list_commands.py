@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 import click
 
@@ -227,13 +227,9 @@ def _discover(reference: str, as_json: bool) -> None:
 
 
 def _keys(config: type[BaseModel]) -> Iterator[str]:
-    """Keys of a config; a list of mappings is shown by the keys of one mapping, as in a pipeline file."""
+    """Keys of a stage's config, each that holds mappings with their keys in brackets (the keys of several kinds once)."""
     from pipelines.file.faults import models_in
 
     for name, field in config.model_fields.items():
-        kinds = list(models_in(field.annotation))
-        # keys of several kinds of items once; a value that may be a number or a mapping is listed as a key
-        if kinds and not set(get_args(field.annotation)) & set(kinds):
-            yield from dict.fromkeys(key for kind in kinds for key in _keys(kind))
-        else:
-            yield name
+        inner = dict.fromkeys(key for kind in models_in(field.annotation) for key in kind.model_fields)
+        yield f"{name} ({', '.join(inner)})" if inner else name

@@ -93,7 +93,9 @@ def test_a_package_that_is_missing_is_named_before_anything_runs(project, out, c
 def test_list_stages(compress):
     code, shown, _ = compress("list", "stages")
     assert code == 0
-    assert "structure, criterion, scope, normalize, remove" in shown
+    (prune,) = [line for line in shown.splitlines() if "criterion" in line]
+    assert "items (structure, criterion, scope, normalize, remove, rows" in prune and "search (target, " in prune
+    assert "adapted" not in prune, "a key of remove"
     rows = json.loads(compress("list", "stages", "--json")[1])
     assert [row["name"] for row in rows][:3] == ["select", "tune", "prune"]
     assert rows[1]["config"]["properties"]["rank"]["description"]

@@ -16,21 +16,23 @@ from hypothesis import strategies as st
 
 from compressor.errors import UserError
 from compressor.tasks import KINDS as KINDS_OF_TASKS
-from compressor.tasks import Subset
+from compressor.tasks import Subset, TaskConfig
 from compressor.tasks.data import read_data
-from compressor.tasks.reading import read_task
+from compressor.tasks.reading import read_task, rows_in
+from compressor.tasks.task_kind import kind_of
 from pipelines.check.checkup import account_of
 from pipelines.engine.preflight import check_inputs, make_plan
 from pipelines.file.config import load_pipeline
 from pipelines.file.yaml_source import parse, read_yaml
 from pipelines.init import defaults
+from pipelines.init.cell_labels import LABELS_IN
 from pipelines.init.copied_files import copies_in, copies_line
 from pipelines.init.data_files import find_files, is_header, read_table, role_of
 from pipelines.init.first_numbers import kept_share, timed_length, used_rows
 from pipelines.init.first_pipeline import quoted
 from pipelines.init.guesses import guess, notes_on, unlabelled
 from pipelines.init.make import InitOptions, make
-from pipelines.init.row_split import split_rows
+from pipelines.init.row_split import BALANCED, TOGETHER, split_rows
 from tests import tiny
 from tests.pipelines.test_schema import valid
 
@@ -1010,6 +1012,32 @@ def test_every_label_keeps_a_training_row(tmp_path, kind):
     alone = table(tmp_path, jsonl(*({"text": "a film", "labels": [f"x{n}", "a"]} for n in range(4))), "jsonl")
     with pytest.raises(UserError, match=r"E130 .*each of the 2 rows drawn has a label that no other has"):
         split_rows(alone, 0.5, guess(alone))
+
+
+ROWS_ALONE = {"multilabel", "tokens", "regression", "choices"}
+"""The kinds whose rows have neither one label each nor share a text."""
+
+
+def test_a_kind_that_needs_a_row_in_the_tables_of_init_has_one(tmp_path):
+    """Without one --split would set a label's only row apart, and a file called test would be used that cannot be scored."""
+    assert set(tiny.WRITERS) == set(KINDS_OF_TASKS), "tests/tiny.py: WRITERS"
+    assert {*BALANCED, *TOGETHER, *ROWS_ALONE} == set(KINDS_OF_TASKS), "row_split.py: BALANCED, TOGETHER; else ROWS_ALONE"
+    knows_labels = set()
+    for kind in map(kind_of, KINDS_OF_TASKS):
+        told = lines_of(kind.name, tmp_path / kind.name)
+        task = TaskConfig(**told | {key: tmp_path / kind.name / told[key] for key in ("train", "validation")})
+        labels = [kind.example(row, task, task.train, line)[1] for line, row in rows_in(task.train)]
+        if any(outputs_of(kind, task, [label]) != outputs_of(kind, task, labels) for label in labels):
+            knows_labels.add(kind.name)
+    assert set(LABELS_IN) == knows_labels, "cell_labels.py: LABELS_IN"
+
+
+def outputs_of(kind, task, labels):
+    """The names of the outputs after a training on these labels, None where they are too few."""
+    try:
+        return kind.outputs(task, labels)
+    except UserError:
+        return None
 
 
 @pytest.mark.parametrize(("classes", "each", "share", "count"), [(20, 3, 0.2, 12), (20, 3, 0.1, 6), (150, 24, 0.02, 72)])
