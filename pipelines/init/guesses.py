@@ -12,6 +12,7 @@ from typing import Any
 
 from compressor.errors import UserError
 from compressor.tasks import GENERATED, KINDS, ending
+from compressor.tasks.kinds.classification import most_classes
 from compressor.tasks.kinds.multilabel import cells_of
 from compressor.tasks.kinds.spans import answer_pairs
 from compressor.tasks.kinds.tokens import is_tag
@@ -30,8 +31,8 @@ from pipelines.init.list_guesses import (
     numbers_as_text,
 )
 
-MOST_CLASSES, MOST_GRADES = 200, 20
-"""Largest number of distinct words, and of distinct integers, in a column of classes."""
+MOST_GRADES = 20
+"""Largest number of distinct integers in a column of classes."""
 PYTHON_LIST = re.compile(r"""\[\s*(['"].*)?\]""", re.DOTALL)
 """A list of texts as Python, numpy and pandas write it; none as [joy] or [18-24], which may be classes."""
 MOSTLY = 0.75
@@ -108,8 +109,8 @@ class DataColumn:
     @property
     def classes(self) -> bool:
         """Whether there are few distinct values, none of them empty, each on several rows."""
-        most = min(MOST_CLASSES, max(len(self.texts) // 2, 2))
-        return self.filled and not self.free and 2 <= len(self.distinct) <= most
+        count, rows = len(self.distinct), len(self.texts)
+        return self.filled and not self.free and 2 <= count <= min(most_classes(count, rows), max(rows // 2, 2))
 
     @property
     def counted(self) -> bool:
@@ -301,7 +302,7 @@ def _kind(table: DataTable, label: DataColumn) -> tuple[str, str]:
     grades = sorted(set(map(float, label.distinct))) if label.numbers else []
     if label.numbers and (label.fractions or len(grades) > MOST_GRADES):
         return "regression", f"'{label.name}' holds {len(grades)} different numbers, {grades[0]:g} to {grades[-1]:g}"
-    if count <= MOST_CLASSES:
+    if count <= most_classes(count, len(label.texts)):
         more = "; if they are grades, say --kind regression" if label.numbers and count > 3 else ""
         return "classification", f"'{label.name}' holds {count} different labels: {label.sample()}{more}"
     what = f"column '{label.name}' holds {count} different texts: no classes, and no numbers"

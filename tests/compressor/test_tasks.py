@@ -4,6 +4,7 @@ import dataclasses
 import gzip
 import json
 import os
+import re
 import socket
 import weakref
 from contextlib import nullcontext
@@ -90,6 +91,7 @@ def test_pairs(tmp_path):
         ("E207", f"sentence\tlabel\nx\t{'7' * 5000}\ny\t3\n", {}),
         ("E208", "sentence\tlabel\nx\tno\ny\tno\n", {}),
         ("E208", "sentence\tlabel\n" + "".join(f"x\t{n}\n" for n in range(300)), {}),
+        ("E208", "sentence\tlabel\n" + 5 * "".join(f"x\t{n}\n" for n in range(2001)), {}),
         ("E203", b"sentence\tlabel\ncaf\xe9\tno\nx\tyes\n", {}),
         ("E210", "sentence\tlabel\nx\ty\tno\nx\tyes\n", {}),
     ],
@@ -99,6 +101,23 @@ def test_mistakes_have_a_code_and_a_place(tmp_path, code, train, options):
         read_task(task(tmp_path, train, **options))
     lines = str(caught.value).splitlines()
     assert lines[0].startswith(code) and "train.tsv" in lines[0]
+
+
+def test_many_classes_are_taken_where_each_has_rows(tmp_path):
+    rows = "sentence\tlabel\n" + "".join(f"film {n}\tintent {n % 300}\n" for n in range(1500))
+    assert len(read_task(task(tmp_path, rows, rows)).label_names) == 300
+    with pytest.raises(UserError, match="E208 .*300 distinct labels in 1499 rows. At most 200 classes with fewer than 5 rows"):
+        read_task(task(tmp_path, rows[: rows.rindex("film")], rows))
+
+
+@pytest.mark.parametrize("kind", ["classification", "multilabel"])
+def test_of_many_labels_the_largest_scores_are_shown(kind):
+    names = [f"c{n}" for n in range(1000)]
+    logits = np.linspace(-9, -8, 1000)
+    few = str(kind_of(kind).prediction(names[:5], logits[:5]))
+    assert [word for word in few.replace("(", "").split() if word in names[:5]][-5:] == names[:5]
+    many = str(kind_of(kind).prediction(names, logits))
+    assert re.findall(r"c\d+ 0", many) == [f"c{n} 0" for n in range(999, 994, -1)] and many.endswith("995 more)")
 
 
 def test_both_files_are_reported_at_once(tmp_path):

@@ -29,8 +29,12 @@ from compressor.tasks.task_kind import Agreement, Column, Metric, TaskKind, one_
 if TYPE_CHECKING:
     from torch import Tensor
 
-MAX_CLASSES = 200
-"""More distinct labels than this is a column of ids or numbers, not of classes."""
+MANY_CLASSES, LEAST_ROWS, MAX_CLASSES = 200, 5, 2000
+"""More than so many distinct labels with fewer rows of each on average are a column of ids or numbers, not of classes; the last
+is how many there can be at all."""
+
+MOST_SHOWN = 5
+"""Scores of so many labels are shown for a text, the largest."""
 
 INTEGER = re.compile(r"-?\d{1,99}")
 """A label that is an integer. `isdigit()` would also accept '²', and thousands of digits."""
@@ -53,11 +57,22 @@ def outputs(task: TaskConfig, labels: list[str]) -> list[str]:
     names, path = set(labels), str(task.train)
     if len(names) < 2:
         raise UserError("E208", f"every row has the label '{labels[0]:.60}'", "Training needs two classes or more", path)
-    if len(names) > MAX_CLASSES:
-        what = f"{len(names)} distinct labels in {len(labels)} rows"
-        fix = f"At most {MAX_CLASSES} classes; check task.label, or say kind: regression where it is a score"
-        raise UserError("E208", what, fix, path)
+    require_classes(len(names), len(labels), path, ", or say kind: regression where it is a score")
     return in_order(names)
+
+
+def most_classes(count: int, rows: int) -> int:
+    """Largest number of classes where `count` distinct labels stand in so many rows."""
+    return MANY_CLASSES if rows < LEAST_ROWS * count else MAX_CLASSES
+
+
+def require_classes(count: int, rows: int, path: str, otherwise: str = "") -> None:
+    """Raise UserError E208 where `count` distinct labels in so many rows are too many to be classes."""
+    most = most_classes(count, rows)
+    if count > most:
+        what = f"{count} distinct labels in {rows} rows"
+        few = f" with fewer than {LEAST_ROWS} rows each" if most == MANY_CLASSES else ""
+        raise UserError("E208", what, f"At most {most} classes{few}; check task.label{otherwise}", path)
 
 
 def in_order(names: set[str]) -> list[str]:
@@ -96,8 +111,7 @@ def constant(labels: Sequence[int]) -> float:
 def constant_of(metric: Metric, labels: Sequence[int]) -> float:
     """Best value of a metric for predicting one class for every row."""
     labels = np.asarray(labels)
-    one_class = np.eye(max(2, labels.max() + 1))
-    return max(metric.value(np.tile(logits, (len(labels), 1)), labels) for logits in one_class)
+    return max(metric.value(np.full(len(labels), number), labels) for number in range(max(2, labels.max() + 1)))
 
 
 def rarest(labels: np.ndarray) -> float:
@@ -150,7 +164,14 @@ class Prediction:
     scores: dict[str, float]
 
     def __str__(self) -> str:
-        return f"{self.label}  ({'  '.join(f'{label} {score:.3f}' for label, score in self.scores.items())})"
+        return f"{self.label}  ({shown_scores(self.scores)})"
+
+
+def shown_scores(scores: dict[str, float]) -> str:
+    """The scores of a few labels in their order; of many the largest, and how many more there are."""
+    most = sorted(scores, key=scores.__getitem__, reverse=True)[:MOST_SHOWN] if len(scores) > MOST_SHOWN else list(scores)
+    more = [f"{len(scores) - MOST_SHOWN:,} more"] if len(scores) > MOST_SHOWN else []
+    return "  ".join([*(f"{label} {scores[label]:.3f}" for label in most), *more])
 
 
 def prediction(names: Sequence[str], logits: np.ndarray, *_: object) -> Prediction:

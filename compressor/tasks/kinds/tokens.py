@@ -26,7 +26,7 @@ from compressor.models.build import TOKENS
 from compressor.tasks import TaskConfig, ending
 from compressor.tasks.features import in_parts, shared_rows
 from compressor.tasks.first_tokens import first_tokens
-from compressor.tasks.kinds.classification import MAX_CLASSES
+from compressor.tasks.kinds.classification import MANY_CLASSES
 from compressor.tasks.kinds.token_losses import distillation_loss, imitation_loss, loss
 from compressor.tasks.listing import cell_shown, listed
 from compressor.tasks.metrics import decided_labels_agree, entity_f1, entity_starts, labels_agree, two_errors, word_accuracy
@@ -90,9 +90,9 @@ def outputs(task: TaskConfig, labels: list[list[str]]) -> list[str]:
     types = sorted({tag[2:] for tags in labels for tag in tags if tag != OUTSIDE})
     if not types:
         raise UserError("E208", "every word has the tag O", "Training needs at least one entity", str(task.train))
-    if 1 + 2 * len(types) > MAX_CLASSES:
+    if 1 + 2 * len(types) > MANY_CLASSES:
         what = f"{len(types)} types of entities"
-        raise UserError("E208", what, f"At most {(MAX_CLASSES - 1) // 2}; check task.label", str(task.train))
+        raise UserError("E208", what, f"At most {(MANY_CLASSES - 1) // 2}; check task.label", str(task.train))
     return [OUTSIDE, *(f"{prefix}-{name}" for name in types for prefix in "BI")]
 
 
