@@ -95,8 +95,8 @@ ROUNDING_SHARE = 0.05
 """Share of a bounded difference that rounding alone takes, even of a model that predicts almost the same number for every row,
 of which no agreement is asked then. bf16: .001 of a bound of .16, where MiniLM's numbers varied by .0016."""
 BIT_EXACT_TOLERANCE = 1e-5
-"""|Δlogit| that is allowed in other batches even where equal bits are required: PyTorch's kernels for one row, and so the last
-bits, depend on where in memory the weights begin."""
+"""|Δlogit| that is allowed in other batches even where equal bits are required: the last bits of PyTorch's kernels for one row
+depend on where in memory the weights begin."""
 METRIC_DRIFT = 0.005
 """Largest difference of a metric from the recorded one in `compress verify`: another processor may flip a borderline row."""
 LEAST_UNLABELLED_ROWS = 800

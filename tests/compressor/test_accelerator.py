@@ -18,6 +18,7 @@ from compressor.selection.gradients import gradient_scores
 from compressor.tasks.data import TokenRows
 from compressor.tasks.features import metric_inputs_of, predict, torch_forward
 from compressor.tasks.kinds.classification import KIND as CLASSIFICATION
+from compressor.tasks.kinds.regression import KIND as REGRESSION
 from pipelines.stages.parity_checks import compare_modules
 from tests.compressor.conftest import encoding, tiny, tuned
 from tests.second_device import REAL, is_second, second_device
@@ -104,6 +105,17 @@ def test_no_row_is_compared_alone_where_equal_bits_are_required(count):
     data, workspace = SimpleNamespace(pad_id=1, batch_size=32), mock.MagicMock()
     result = compare_modules("hop", "merged", model, merged, rows, data, workspace)
     assert result.max_difference == 0 < result.batches["batch 1"]
+
+
+def test_a_matrix_of_one_row_is_compared_from_an_aligned_address():
+    """The last bits of its products depend on where it begins; one of a loaded file lies anywhere."""
+    model = tiny("bert", torch.float32)
+    model.classifier = torch.nn.Linear(model.config.hidden_size, 1)
+    loaded, weight = merged_copy(model), model.classifier.weight
+    loaded.classifier.weight.data = torch.empty(weight.numel() + 1)[1:].view_as(weight).copy_(weight.data)
+    rows = TokenRows((ROWS * 23)[:90], np.arange(90.0), REGRESSION)
+    data, workspace = SimpleNamespace(pad_id=1, batch_size=32), mock.MagicMock()
+    assert compare_modules("hop", "merged", model, loaded, rows, data, workspace).max_difference == 0
 
 
 def test_it_comes_back_after_an_error():
