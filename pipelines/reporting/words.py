@@ -115,9 +115,11 @@ def teacher_note(stage: str, recovery: Record, **named: str) -> str:
 
 
 def kept_note(stage: str, training: Record) -> str:
-    """Note on a training whose best parameters were kept: the rows that chose them also measure them."""
+    """Note on a training whose best parameters were kept: the rows that chose them, if they did, also measure them."""
     control = " (its control likewise)" if "kept_step" in training.get("control", {}) else ""
     count, last = len(training["evaluations"]), training["evaluations"][-1]["step"]
+    if count == 1:
+        return f"{stage} gives the parameters of its last step{control}: only these were evaluated, so `keep_best` chose nothing."
     return (
         f"{stage} gives the parameters of step {training['kept_step']:,} of {last:,}{control}: the best of {count} evaluations "
         "on the validation rows, so the quality on these rows is slightly too good."

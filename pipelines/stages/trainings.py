@@ -124,7 +124,9 @@ def train_model(
     if best is None:
         return trained
     kept = best.evaluations[best.best]["step"]
-    workspace.say(f"{what}step {kept:,} kept: the best of {len(best.evaluations)} evaluations on the validation rows")
+    chosen = f"the best of {len(best.evaluations)} evaluations on the validation rows"
+    alone = "the last, and the only one that was evaluated (evaluate_every): nothing was chosen"
+    workspace.say(f"{what}step {kept:,} kept: {chosen if len(best.evaluations) > 1 else alone}")
     return {**trained, "evaluations": best.evaluations, "kept_step": kept}
 
 

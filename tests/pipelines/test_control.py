@@ -21,6 +21,7 @@ from pipelines.engine.runner import run_pipeline
 from pipelines.engine.stage import Artifact, Inputs
 from pipelines.file.config import load_pipeline
 from pipelines.reporting.gather import kept_notes
+from pipelines.reporting.words import kept_note
 from pipelines.stages.recover import control, run
 from pipelines.stages.recover.config import CONTROL, RecoverConfig
 from pipelines.stages.recover.control import ControlTraining, lessons_of_control
@@ -95,6 +96,8 @@ def test_the_best_is_published(made):
     assert note.startswith(
         f"recover gives the parameters of step {recovered['kept_step']} of 5 (its control likewise): the best"
     )
+    once = kept_note("recover", recovered | {"evaluations": recovered["evaluations"][-1:]})
+    assert once.endswith("its last step (its control likewise): only these were evaluated, so `keep_best` chose nothing.")
     for facts in (recovered, recovered["control"]):
         values = {evaluation["step"]: evaluation["value"] for evaluation in facts["evaluations"]}
         assert [*values] == [2, 4, 5] and values[facts["kept_step"]] == max(values.values()) == facts["quality"]["accuracy"]
