@@ -33,7 +33,7 @@ from pipelines.sweeps.sweep_trials import SweepPlan, SweepTrial
 from pipelines.sweeps.trial_board import TrialBoard, counts_of
 from pipelines.sweeps.trial_events import Engine, Jobs, in_turn
 from pipelines.sweeps.trial_jobs import JobMaker, last_model, load_first, measured
-from pipelines.sweeps.trial_run import END, TrialJob, TrialOutcome, perform
+from pipelines.sweeps.trial_run import END, TrialJob, TrialOutcome, faults_of, perform
 
 WORKER_DIED = "E811"
 """A fault of the machine rather than of the input."""
@@ -64,7 +64,7 @@ def sweep(
     # those of a search are made when its trials are chosen
     stages, jobs = make.common.stages, [make(trials[0])] if plan.search else make.jobs(trials)
     with _held(folder), _earlier_kept(folder, say):
-        board = TrialBoard(plan.count, say, console, functools.partial(out_of_reach, plan))
+        board = TrialBoard(plan.count, say, console, functools.partial(out_of_reach, plan), plan.unit)
         search = SearchTrials(plan, pipeline, folder, make, board.note) if plan.search else None
         ended = _run(_first_warns(search.jobs()) if search else [*_first_warns(jobs)], engine, board, search)
         trials = search.trials if search else trials
@@ -123,7 +123,8 @@ def _checked(
         trials = [make.on_own_tasks(trial) for trial in trials]
     for trial in trials:
         check_folder(out, f"{folder.name}/{trial.name}")
-    if (folder / RUN_FILE).exists():
+    # the pipeline's own run, of the best trial of a search for example, may come later
+    if folder.name == pipeline.name or (folder / RUN_FILE).exists():
         raise UserError("E115", "the folder of a run, and not of a sweep", "Give the sweep another --name", str(folder))
     sound = [run for alternatives in probes for run in _sound(alternatives, make)]
     return folder, pipeline, sound or trials, make
@@ -153,7 +154,7 @@ def _run(jobs: Jobs, engine: Engine, board: TrialBoard, search: SearchTrials | N
                     if search is not None:
                         search.hear(event.trial, event.outcome)
     except Stopped as stop:
-        kept = f"{board.counts['done']} of {board.total} trials are finished and kept"
+        kept = f"{board.counts['done']} of {board.total} {board.unit}s are finished and kept"
         others = "".join(f"; {board.counts[word]} {word}" for word in ("out of reach", "failed") if board.counts[word])
         board.close(f"Stopped by {stop}: {kept}{others}. The same command continues.")
         stop.reported = True
@@ -170,7 +171,7 @@ def _first_warns(jobs: Jobs) -> Iterator[TrialJob | None]:
 def _raise_if_mistakes(plan: SweepPlan, errors: Sequence[CompressError]) -> None:
     """Raise the errors of all trials as one if each is a mistake in the input."""
     if all(isinstance(error, UserError) and error.code != WORKER_DIED and not out_of_reach(plan, error) for error in errors):
-        raise UserErrors([fault for error in errors for fault in getattr(error, "errors", [error])])
+        raise UserErrors([fault for error in errors for fault in faults_of(error)])
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from compressor.errors import CompressError
 from pipelines.engine.store import replace_files
 from pipelines.reporting.format import markdown
 from pipelines.sweeps.pareto import figures_of
@@ -18,7 +19,7 @@ from pipelines.sweeps.search_trials import recorded
 from pipelines.sweeps.sweep_summary import COMPARED, Spread, SweepResult
 from pipelines.sweeps.sweep_trials import SweepPlan, SweepTrial
 from pipelines.sweeps.table_file import shown_value
-from pipelines.sweeps.trial_run import SCORE, check_line
+from pipelines.sweeps.trial_run import SCORE, check_line, faults_of
 
 FILES = ("sweep.json", "sweep.md", "sweep.html")
 
@@ -52,7 +53,7 @@ def _values_of(key: str, values: list[Any] | Range) -> str:
 
 def _record(result: SweepResult, facts: Facts, plan: SweepPlan, trials: Sequence[SweepTrial]) -> Facts:
     errors = {
-        word: {name: {"code": error.code, "what": error.what} for name, error in found.items()}
+        word: {name: _error_record(error) for name, error in found.items()}
         for word, found in (("failed", result.failed), ("unreached", result.unreached))
         if found
     }
@@ -73,6 +74,7 @@ def _record(result: SweepResult, facts: Facts, plan: SweepPlan, trials: Sequence
         ],
         **({"same_model": [axes[place] for place in result.same_model]} if result.same_model else {}),
         **({"unlearnt": list(result.unlearnt)} if result.unlearnt else {}),
+        **({"unlearnt_tasks": of_tasks} if (of_tasks := _unlearnt_tasks(result)) else {}),
         **({"disturbed": list(result.disturbed)} if result.disturbed else {}),
         "artifacts": dict(result.artifacts),
         "trials_of_stages": dict(result.trials_of_stages),
@@ -80,6 +82,17 @@ def _record(result: SweepResult, facts: Facts, plan: SweepPlan, trials: Sequence
         **errors,
         **({"failures": [_check_record(failure) for failure in result.failures]} if result.failures else {}),
     }
+
+
+def _unlearnt_tasks(result: SweepResult) -> dict[str, tuple[str, ...]]:
+    """Trial -> the tasks that it has not learnt, of trials with several tasks."""
+    return {name: tasks for name, tasks in result.unlearnt.items() if any(tasks)}
+
+
+def _error_record(error: CompressError) -> Facts:
+    """The first mistake of an error, and the `others` if there are several."""
+    first, *others = ({"code": fault.code, "what": fault.what} for fault in faults_of(error))
+    return {**first, **({"others": others} if others else {})}
 
 
 def _check_record(failure: Facts) -> Facts:
@@ -117,18 +130,18 @@ def _tables(result: SweepResult, trials: Sequence[SweepTrial]) -> list[tuple[str
         ]
         tables.append(("Costs, mean over the runs.", (("cost", title, "mean"), rows, 2)))
     made = [(entry, str(result.trials_of_stages[entry]), str(count)) for entry, count in result.artifacts.items()]
-    note = "How many trials without an error have a result of each stage, and how many different results these are."
-    tables.append((note, (("stage", "trials", "results"), made, 1)))
-    tables.append(
-        ("What each trial sets.", (("trial", "sets"), [(trial.name, " ".join(_settings(trial))) for trial in trials], 2))
-    )
+    note = f"How many {result.unit}s without an error have a result of each stage, and how many different results these are."
+    tables.append((note, (("stage", f"{result.unit}s", "results"), made, 1)))
+    sets = [(trial.name, " ".join(_settings(trial))) for trial in trials]
+    tables.append((f"What each {result.unit} sets.", ((result.unit, "sets"), sets, 2)))
     return tables
 
 
 def _crossed(result: SweepResult) -> TableParts | None:
-    """Rows and columns as in the paper, where two things are compared and trials have tasks of their own."""
+    """Rows and columns as in the paper, where two things are compared and trials have tasks of their own. Of a search, which
+    tries few of the combinations, there is none."""
     cells = {spread.setting: spread for spread in result.spreads if spread.metric == SCORE}
-    if len(result.titles) != 2 or not cells:
+    if result.search or len(result.titles) != 2 or not cells:
         return None
     rows, columns = (list(dict.fromkeys(setting[place] for setting in cells)) for place in (0, 1))
     table = [(row, *(_cell(cells.get((row, column))) for column in columns)) for row in rows]
@@ -165,7 +178,7 @@ def _note(result: SweepResult) -> str:
 
 def _lines(result: SweepResult) -> list[str]:
     """What is told above the tables: errors, failed checks, and what is not compared."""
-    failed = [f"FAILED {error.code} {name}: {error.what}." for name, error in result.failed.items()]
+    failed = [f"FAILED {one.code} {name}: {one.what}." for name, error in result.failed.items() for one in faults_of(error)]
     unreached = [f"{name}: {error.what}." for name, error in result.unreached.items()]
     return [*failed, *unreached, *map(check_line, result.failures), *result.notes]
 

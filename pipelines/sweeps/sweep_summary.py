@@ -106,10 +106,13 @@ class SweepResult:
     """The places in a setting of keys whose values all give the same model, as those of `export`: its quality is not compared
     between them."""
     trials: int = 0
+    unit: str = "trial"
+    """What each of them is called."""
     disturbed: tuple[str, ...] = ()
     """The trials whose latency was measured beside other work."""
-    unlearnt: tuple[str, ...] = ()
-    """The trials whose last model is no better than a constant prediction."""
+    unlearnt: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Each trial whose last model is no better than a constant prediction -> the tasks in which it is so; ('',) of a single
+    one."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -123,14 +126,21 @@ class SweepResult:
     def notes(self) -> list[str]:
         """What is said of models that learnt nothing, latencies that mislead and keys that are not compared, a line each."""
         keys, names = ", ".join(self.titles[place] for place in self.same_model), ", ".join(self.disturbed)
-        count = f"{len(self.disturbed)} of {self.trials} trials were timed beside other work"
+        count = f"{len(self.disturbed)} of {self.trials} {self.unit}s were timed beside other work"
         what = "its quality, which is not that of exported files, is not compared between them"
-        blind = f"{len(self.unlearnt)} of {self.trials} trials are no better than a constant prediction"
         return [
-            *([f"{blind} ({', '.join(self.unlearnt)}): their differences say little."] if self.unlearnt else []),
+            *([self._blind()] if self.unlearnt else []),
             *([f"{count} ({names}): their latencies mislead."] if names else []),
             *([f"Values of {keys} give the same model: {what}."] if keys else []),
         ]
+
+    def _blind(self) -> str:
+        """What is said of models that learnt nothing; of several tasks, in which of them."""
+        count, says = f"{len(self.unlearnt)} of {self.trials} {self.unit}s are", "no better than a constant prediction"
+        named = [f"{trial}: {', '.join(tasks)}" if any(tasks) else trial for trial, tasks in self.unlearnt.items()]
+        if any(map(any, self.unlearnt.values())):
+            return f"{count}, in a task, {says} ({'; '.join(named)}): their differences in it say little."
+        return f"{count} {says} ({', '.join(named)}): their differences say little."
 
 
 def summarize(
@@ -173,8 +183,9 @@ def summarize(
         repetitions=repetitions,
         same_model=same_model,
         trials=len(trials),
+        unit=plan.unit,
         disturbed=tuple(trial.name for trial in trials if disturbance(outcomes[trial.name].waited)),
-        unlearnt=tuple(trial.name for trial in trials if outcomes[trial.name].unlearnt),
+        unlearnt={trial.name: tasks for trial in trials if (tasks := outcomes[trial.name].unlearnt)},
     )
 
 

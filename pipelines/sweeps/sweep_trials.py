@@ -103,6 +103,11 @@ class SweepPlan:
         """How many runs there are."""
         return (self.search.trials if self.search else combinations(self.axes) or 0) * self.repeats
 
+    @property
+    def unit(self) -> str:
+        """What one run is called: where a trial of a search has several, 'trial' would mean two things."""
+        return "run" if self.search and self.repeats > 1 else "trial"
+
     def trials(self, pipeline: Pipeline) -> list[SweepTrial]:
         """Every trial but of a search; those of one combination of values are adjacent. Raises UserError E115, E123."""
         self.check()
@@ -292,8 +297,9 @@ def _plain(value: Any) -> str:
 
 
 def _distinct(names: list[str]) -> list[str]:
-    """Names that no two trials share and every file system takes: a/b and a b give the same, and a long list too long a one."""
-    if len(set(names)) == len(names) and all(0 < len(name) <= LONGEST for name in names):
+    """Names that no two trials share and every file system takes: a/b and a b give the same, as abc and ABC do on some, and a
+    long list too long a one."""
+    if len({name.lower() for name in names}) == len(names) and all(0 < len(name) <= LONGEST for name in names):
         return names
     width = len(str(len(names)))
     return [f"{name[:LONGEST].rstrip('._-')}-{number:0{width}}".lstrip("-") for number, name in enumerate(names, start=1)]

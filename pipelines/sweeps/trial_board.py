@@ -35,7 +35,7 @@ class TrialBoard:
     """Shows events of `total` trials through `say`, or, with a console that is a terminal, as a table of the running ones.
 
     `say` prints one permanent line. Control characters are shown as escapes. Trials that run in this process show their own
-    progress: then there is no table. Errors that are `out_of_reach` are results, and not failures.
+    progress: then there is no table. Errors that are `out_of_reach` are results, and not failures. Lines call a trial `unit`.
     """
 
     def __init__(
@@ -44,8 +44,9 @@ class TrialBoard:
         say: Callable[[str], None],
         console: Console | None = None,
         out_of_reach: Callable[[CompressError], bool] = lambda error: False,
+        unit: str = "trial",
     ):
-        self.total, self.console, self._out_of_reach = total, console, out_of_reach
+        self.total, self.unit, self.console, self._out_of_reach = total, unit, console, out_of_reach
         self.counts: Counter[str] = Counter()
         """Ended trials: done, out of reach, failed."""
         self._print, self._running, self._live, self._clock = say, {}, None, time.monotonic
@@ -68,7 +69,7 @@ class TrialBoard:
             self._running[event.trial] = _Row(event.where, "starting", self._clock())
             where = f" on {event.where}" if event.where else ""
             if self._live is None:
-                self.note(f"trial {number} of {self.total}: {event.trial}{where}")
+                self.note(f"{self.unit} {number} of {self.total}: {event.trial}{where}")
         elif event.kind == "said":
             if event.trial in self._running:
                 self._running[event.trial].text = event.text
@@ -97,8 +98,8 @@ class TrialBoard:
         self.note(f"[{self.counts.total()}/{self.total}] {event.trial}  done in {human_seconds(outcome.seconds)}")
         for failure in outcome.failures:
             self.note(check_line(failure))
-        if outcome.unlearnt:
-            self.note(f"{event.trial}: {UNLEARNT}")
+        for task in outcome.unlearnt:
+            self.note(": ".join(filter(None, (event.trial, task, UNLEARNT))))
 
     def note(self, text: str) -> None:
         """Print permanent lines, above the table if there is one."""
@@ -117,9 +118,9 @@ class TrialBoard:
         """The running trials, where each runs, for how long, and its last line."""
         done, failed, beyond = (self.counts[word] for word in ("done", "failed", "out of reach"))
         waiting = self.total - self.counts.total() - len(self._running)
-        ended = f"{done} of {self.total} trials done, {f'{beyond} out of reach, ' if beyond else ''}{failed} failed"
+        ended = f"{done} of {self.total} {self.unit}s done, {f'{beyond} out of reach, ' if beyond else ''}{failed} failed"
         title = f"{ended}, {len(self._running)} running, {waiting} waiting"
-        table = Table("trial", "where", "time", "doing", title=title, box=box.SIMPLE_HEAD, title_justify="left", expand=True)
+        table = Table(self.unit, "where", "time", "doing", title=title, box=box.SIMPLE_HEAD, title_justify="left", expand=True)
         for name, row in list(self._running.items()):
             seconds = human_seconds(self._clock() - row.since)
             doing = Text(printable(row.text), overflow="ellipsis", no_wrap=True)

@@ -14,7 +14,7 @@ from pipelines.file.config import RECIPES, Pipeline, load_pipeline
 from pipelines.file.yaml_source import GIVERS, PIPELINE
 from pipelines.sweeps.compared_keys import require_effects, require_rows_run, require_rows_used, require_used
 from pipelines.sweeps.sweep_trials import SweepPlan, SweepTrial, require_all_rows, subset_of
-from pipelines.sweeps.trial_run import END, TrialJob, named, naming
+from pipelines.sweeps.trial_run import END, TrialJob, faults_of, named, naming
 
 
 @dataclass
@@ -131,7 +131,7 @@ def _telling_of_folder(plan: SweepPlan) -> Iterator[None]:
     try:
         yield
     except (UserError, UserErrors) as found:
-        faults = getattr(found, "errors", [found])
+        faults = faults_of(found)
         if plan.data is not None:
             raise
         raise UserErrors([_asked_for(fault) for fault in faults]) from None

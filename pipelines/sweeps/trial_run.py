@@ -75,8 +75,8 @@ class TrialOutcome:
     `stages` are (stage id, artifact, whether it was reused); `failures` the failed checks that did not stop the run, each with
     its `trial`; `main` is the main metric of the last stage in `quality`, of which smaller values are better if it `falls`;
     `model` is the artifact of the last model of the run; `waited` the share of time that the processes whose latency was
-    measured waited for a core; `unlearnt` says whether the last model is no better than a constant prediction, of a task at
-    least.
+    measured waited for a core; `unlearnt` are the tasks in which the last model is no better than a constant prediction: of a
+    single one its name is ''.
     """
 
     quality: Quality = field(default_factory=dict)
@@ -89,7 +89,7 @@ class TrialOutcome:
     falls: bool = False
     model: str = ""
     waited: float = 0.0
-    unlearnt: bool = False
+    unlearnt: tuple[str, ...] = ()
 
     @property
     def score(self) -> float | None:
@@ -122,7 +122,7 @@ def perform(job: TrialJob, console: Console | None) -> TrialOutcome:
         model = result.artifacts[models[-1]].id if models else ""
         facts = {"main": main, "falls": falls, "model": model, "waited": waited_in(result.artifacts)}
         last = models[-1] if job.stages == (END,) else job.stages[-1]
-        facts["unlearnt"] = unlearnt_in(job.pipeline, result.artifacts[last].metadata)
+        facts["unlearnt"] = unlearnt_in(job.pipeline, result.artifacts, last)
         return TrialOutcome(quality, costs, stages, failures, seconds=seconds, **facts)
     _free_memory()  # out of the except clause, which holds the error
     return TrialOutcome(error=fault, seconds=time.monotonic() - clock)
@@ -218,11 +218,14 @@ def quality_of(artifacts: Mapping[str, Artifact], stages: Sequence[str]) -> Qual
     return qualities
 
 
-def unlearnt_in(pipeline: Pipeline, metadata: Mapping[str, Any]) -> bool:
-    """Whether a stage's model is no better than a constant prediction, or, of many tasks, is so on one of them."""
-    if pipeline.task is not None:
-        return any(verdicts(kind_for(pipeline.task), metadata))
-    return any(any(verdicts(kind_for(pipeline.tasks[row["task"]]), row)) for row in metadata["tasks"])
+def unlearnt_in(pipeline: Pipeline, artifacts: Mapping[str, Artifact], stage: str) -> tuple[str, ...]:
+    """The tasks in which a stage's model is no better than a constant prediction; the name of a single one is ''."""
+    metadata = artifacts[stage].metadata
+    if pipeline.task is None:
+        return tuple(row["task"] for row in metadata["tasks"] if any(verdicts(kind_for(pipeline.tasks[row["task"]]), row)))
+    # trainings alone record what a constant reaches; it is of the validation rows, which are those of every stage
+    constant = next((one.metadata["constant"] for one in artifacts.values() if "constant" in one.metadata), None)
+    return ("",) if any(verdicts(kind_for(pipeline.task), {"constant": constant, **metadata})) else ()
 
 
 def _of_tasks(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -296,6 +299,11 @@ def named(error: CompressError, trial: str) -> CompressError:
     # a subclass may be made from something else
     kind = next(kind for kind in (CheckError, UserError, CompressError) if isinstance(error, kind))
     return kind(error.code, error.what, error.fix, f"{place}, {error.where}" if error.where else place)
+
+
+def faults_of(error: CompressError) -> list[CompressError]:
+    """The mistakes that an error is made of, or the error itself."""
+    return list(error.errors) if isinstance(error, UserErrors) else [error]
 
 
 class TrialConsole(PlainConsole):

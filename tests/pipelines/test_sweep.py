@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import types
 from dataclasses import replace
@@ -157,6 +158,8 @@ def test_several_keys_are_every_combination_with_every_seed(project, tmp_path):
     assert trials[0].settings == ["tune.files=1", 'select.text="a/b"', 'prune.text="x"', "seed=0"]
     assert trials[0].name == "files-1_select.text-a_b_prune.text-x_seed-0-01", "text is a key of two stages"
     assert axes_of(["tune.modules=[query],[query, value]"], None).axes == {"tune.modules": [["query"], ["query", "value"]]}
+    alike = SweepPlan(axes_of(["prune.text=abc,ABC"], None)).trials(load_pipeline(project))
+    assert [trial.name for trial in alike] == ["text-abc-1", "text-ABC-2"], "one folder where case does not count"
     long = SweepPlan(Grid({"select.text": ["a" * 200, "b" * 200]})).trials(load_pipeline(project))
     assert [len(trial.name) for trial in long] == [122, 122]
 
@@ -204,6 +207,31 @@ def test_quality_of_the_validation_rows_and_of_files_that_are_only_scored():
     assert quality_of({"tune": many}, ["tune"]) == {"tune": expected}
 
 
+def test_costs_are_of_the_compressed_model(tmp_path):
+    """Its fastest file at the largest shape, and its smallest file; what is trained without the task head."""
+
+    def latency(*times):
+        return [{"batch": batch, "length": 128, "p50": ms} for batch, ms in zip((1, 8), times, strict=True)]
+
+    timed = [("dense", (1.0, 2.0)), ("compressed", (1.0, 9.0)), ("compressed", (1.5, 5.0))]
+    measured = {"candidates": [{"model": model, "latency": latency(*times)} for model, times in timed]}
+    (tmp_path / "measurements.json").write_text(json.dumps(measured))
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.safetensors").write_bytes(b"1234")
+    sizes = {"dense": (90, 7), "compressed": (40, 10)}
+    files = {
+        model: {"onnxruntime": {"fp32": {"bytes": fp32}, "int8": {"bytes": int8}}} for model, (fp32, int8) in sizes.items()
+    }
+    made = {"model": {"trainable": {"body": 5, "head": 3}}, "onnx": {"files": files}, "measurements": {}}
+    artifacts = {kind: types.SimpleNamespace(kind=kind, folder=tmp_path, metadata=facts) for kind, facts in made.items()}
+    assert costs_of(artifacts) == {
+        "trainable parameters": 5,
+        "bytes of the stored model": 8,
+        "bytes of the smallest exported file": 10,
+        "latency in ms at 8 × 128": 5.0,
+    }
+
+
 def test_latencies_that_were_timed_beside_other_work_are_told(tmp_path):
     trials, told = [SweepTrial(f"seed-{seed}", {}, {"seed": seed}) for seed in range(3)], {}
     for trial, waited in zip(trials, (0.7, 0.0, 0.25), strict=True):
@@ -226,19 +254,42 @@ def test_models_that_learnt_nothing_are_told(project, tmp_path):
     one = load_pipeline(project)
     many = replace(one, task=None, tasks={"a": one.task, "b": one.task})
     chance, sound = ({"quality": {"accuracy": value}, "constant": 0.5} for value in (0.4, 0.6))
-    assert [unlearnt_in(one, chance), unlearnt_in(one, sound)] == [True, False]
     rows = [{"task": "a", **sound}, {"task": "b", **chance}]
-    assert [unlearnt_in(many, {"tasks": part}) for part in (rows, rows[:1])] == [True, False]
-    trials = [SweepTrial(f"seed-{seed}", {}, {"seed": seed}) for seed in range(2)]
-    told = {
-        trial.name: TrialOutcome({"tune": {"accuracy": 0.5}}, main="accuracy", unlearnt=trial == trials[1]) for trial in trials
-    }
-    write_files(
-        summarize(tmp_path, SweepPlan(seeds=2), trials, told, ["tune"]), {"pipeline": "toy"}, SweepPlan(seeds=2), trials
-    )
-    line = "1 of 2 trials are no better than a constant prediction (seed-1): their differences say little."
-    assert all(line in (tmp_path / f"sweep.{form}").read_text() for form in ("md", "html"))
-    assert json.loads((tmp_path / "sweep.json").read_text())["unlearnt"] == ["seed-1"]
+
+    def found(pipeline, metadata):
+        return unlearnt_in(pipeline, {"tune": types.SimpleNamespace(metadata=metadata)}, "tune")
+
+    assert [found(one, chance), found(one, sound)] == [("",), ()]
+    assert [found(many, {"tasks": part}) for part in (rows, rows[:1])] == [("b",), ()]
+    trials = [SweepTrial(f"seed-{seed}", {}, {"seed": seed}) for seed in range(3)]
+
+    def told(*unlearnt):
+        """What the files of a sweep say whose trials have not learnt these tasks."""
+        outcomes = {
+            trial.name: TrialOutcome({"tune": {"accuracy": 0.5}}, main="accuracy", unlearnt=tasks)
+            for trial, tasks in zip(trials, unlearnt, strict=True)
+        }
+        result = summarize(tmp_path, SweepPlan(seeds=3), trials, outcomes, ["tune"])
+        write_files(result, {"pipeline": "toy"}, SweepPlan(seeds=3), trials)
+        assert all(result.notes[0] in (tmp_path / f"sweep.{form}").read_text() for form in ("md", "html"))
+        content = json.loads((tmp_path / "sweep.json").read_text())
+        return result.notes, content["unlearnt"], content.get("unlearnt_tasks")
+
+    line = "1 of 3 trials are no better than a constant prediction (seed-1): their differences say little."
+    assert told((), ("",), ()) == ([line], ["seed-1"], None)
+    line = "2 of 3 trials are, in a task, no better than a constant prediction (seed-1: a; seed-2: a, b): "
+    tasks = {"seed-1": ["a"], "seed-2": ["a", "b"]}
+    assert told((), ("a",), ("a", "b")) == ([f"{line}their differences in it say little."], [*tasks], tasks)
+
+
+def test_a_prune_is_judged_by_the_constant_of_the_training_before_it(project, out, monkeypatch):
+    """Trainings alone record it."""
+
+    def trained(config, inputs, workspace):
+        return {**toy(config, inputs, workspace), "constant": 0.5}
+
+    toys.replace(monkeypatch, "tune", run=trained)
+    assert [list(go(project, out, stage=stage).unlearnt) for stage in ("tune", None)] == [["seed-0", "seed-1"]] * 2
 
 
 def test_a_file_need_not_be_sound_without_the_values_that_are_compared(project):
@@ -464,6 +515,23 @@ def test_a_trial_that_fails_is_told_and_does_not_stop_the_rest(project, out, com
     calls(out)
     assert not go(project, out, overrides=["tune.files=3"]).failed
     assert calls(out) == ["tune", "prune"]
+
+
+def test_every_mistake_of_a_trial_is_in_the_files(project, out, monkeypatch):
+    def mistaken(config, inputs, workspace):
+        if inputs.seed:
+            raise UserErrors([UserError("E501", "too much is removed", "Less"), UserError("E403", "no rank", "More")])
+        return toy(config, inputs, workspace)
+
+    toys.replace(monkeypatch, "prune", run=mistaken)
+    folder = go(project, out, runs=2).folder
+    for form in ("md", "html"):
+        assert re.findall(r"FAILED (E\d+) seed-1: ([a-z ]+)\.", (folder / f"sweep.{form}").read_text()) == [
+            ("E501", "too much is removed"),
+            ("E403", "no rank"),
+        ]
+    record = {"code": "E501", "what": "too much is removed", "others": [{"code": "E403", "what": "no rank"}]}
+    assert json.loads((folder / "sweep.json").read_text())["failed"] == {"seed-1": record}
 
 
 def test_a_trial_that_fails_leaves_no_model_in_memory(project, out):
@@ -788,11 +856,17 @@ def test_the_table_of_an_earlier_sweep_stays_until_the_next_one_has_its_own(proj
 
 
 def test_a_sweep_is_not_written_into_the_folder_of_a_run(project, out):
-    run_pipeline(load_pipeline(project), out)
-    before = tree(out)
-    with pytest.raises(UserError, match=r"E115 .*toy: the folder of a run, and not of a sweep. Give the sweep another --name"):
+    """Of another pipeline, too; nor into that of the pipeline's own runs before there is one."""
+    says = "the folder of a run, and not of a sweep. Give the sweep another --name"
+    with pytest.raises(UserError, match=rf"E115 .*toy: {says}"):
         go(project, out, name="toy")
-    assert tree(out) == before
+    assert not out.exists()
+    for name in ("toy", "other"):
+        run_pipeline(load_pipeline(project, [f"name={name}"]), out)
+        before = tree(out)
+        with pytest.raises(UserError, match=rf"E115 .*{name}: {says}"):
+            go(project, out, name=name)
+        assert tree(out) == before
 
 
 def test_help_and_usage(project, compress, tmp_path):

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from pipelines.file.config import load_pipeline
 from pipelines.sweeps.proposals import RANDOM, Tried, propose
 from pipelines.sweeps.search_ranges import Range, read_range
 from pipelines.sweeps.search_summary import SearchScore, SearchSummary, search_figure, summarize_search
-from pipelines.sweeps.search_trials import RECORD, SearchTrials
+from pipelines.sweeps.search_trials import RECORD, SearchTrials, score_of
 from pipelines.sweeps.sweep import _checked, sweep
 from pipelines.sweeps.sweep_files import FILES
 from pipelines.sweeps.sweep_trials import Search, SweepPlan, axes_of
@@ -240,6 +241,33 @@ def test_a_search_that_was_cut_has_the_trials_of_an_undisturbed_one(project, out
     assert more.search.trials[:12] == whole.search.trials and len(more.search.trials) == 13
 
 
+def test_several_runs_of_a_trial_are_called_runs(project, out):
+    """Beside `Best of 2 trials`."""
+
+    def disturbed(job, console):
+        return replace(quick(job, console), unlearnt=("",), waited=0.9)
+
+    said = []
+    plan = SweepPlan(axes_of(OVER, None), seeds=2, search=Search(2))
+    result = sweep(project, plan, out, say=said.append, engine=lambda jobs, perform: in_turn(jobs, disturbed))
+    assert [note.partition(" (")[0] for note in result.notes] == [
+        "4 of 4 runs are no better than a constant prediction",
+        "4 of 4 runs were timed beside other work",
+    ]
+    assert [line.partition(":")[0] for line in said] == [f"run {number} of 4" for number in range(1, 5)]
+    text = (result.folder / "sweep.md").read_text()
+    assert "Best of 2 trials" in text and "What each run sets." in text and "| run | sets |" in text
+    assert result.unit == "run" and go(project, out).unit == "trial" == SweepPlan(seeds=2).unit
+
+
+def test_a_trial_without_a_finite_score_has_none():
+    """It would be the best of all, or make every mean one."""
+    runs = [TrialOutcome({"end": {"score": value}}, main="score") for value in (0.25, 0.75, float("inf"), float("nan"))]
+    assert [score_of(runs[:2]), score_of(runs[1:3]), score_of(runs[3:]), score_of([*runs[:2], TrialOutcome()])] == [
+        *[0.5, None, None, None]
+    ]
+
+
 def test_failed_trials_are_told_and_do_not_change_the_others(project, out):
     out.mkdir()
     (out / "fragile").touch()
@@ -341,6 +369,7 @@ def test_named_rows_are_choices_and_the_best_is_told_by_its_run(project, out, tm
     short = [{"tune": {"files": 20}}, {"prune": None}]
     grid.write_text(yaml.safe_dump({"size": {"a": {"tune.files": 9}, "b": {"stages": short}}, "prune.text": ["x", "y"]}))
     result = sweep(project, SweepPlan(axes_of([], grid), search=Search(3)), out, say=lambda text: None)
+    assert "The main metric of every task" not in (result.folder / "sweep.md").read_text(), "most of its cells would be empty"
     best = result.search.best
     assert best.values["size"] == "b" and result.search.metric == "score after end"
     says = "No command runs it alone, because of the stages of its named row"

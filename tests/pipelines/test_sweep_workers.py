@@ -167,12 +167,15 @@ def test_warnings_of_trials_elsewhere_stay():
     assert told == [("warned", "warning: about 9.00 GB of memory are needed")]
     board = TrialBoard(3, said.append)
     board.on(TrialEvent("warned", "a", "worker 1", told[0][1]))
-    for where in ("worker 1", ""):
-        board.on(TrialEvent("ended", "a", where, outcome=TrialOutcome(unlearnt=True)))
+    for name, where, tasks in (("a", "worker 1", ("",)), ("here", "", ("",)), ("b", "worker 1", ("x", "y"))):
+        board.on(TrialEvent("ended", name, where, outcome=TrialOutcome(unlearnt=tasks)))
     assert said == [
         "a: warning: about 9.00 GB of memory are needed",
         "[1/3] a  done in 0.0 s",
         "a: the model is no better than a constant prediction",
+        "[3/3] b  done in 0.0 s",
+        "b: x: the model is no better than a constant prediction",
+        "b: y: the model is no better than a constant prediction",
     ]
 
 

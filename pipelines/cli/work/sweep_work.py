@@ -27,7 +27,7 @@ from pipelines.sweeps.sweep_trials import Search, SweepPlan, axes_of, part_of
 from pipelines.sweeps.table_file import Grid, read_table
 from pipelines.sweeps.trial_events import Engine, in_turn
 from pipelines.sweeps.trial_jobs import load_first
-from pipelines.sweeps.trial_run import place_of
+from pipelines.sweeps.trial_run import faults_of, place_of
 from pipelines.sweeps.worker_processes import in_processes
 from pipelines.terminal.console_table import table
 from pipelines.terminal.plain_console import PlainConsole, can_move
@@ -113,8 +113,8 @@ def show(result: SweepResult) -> None:
         say(line)
     say(f"sweep: {near(result.folder / 'sweep.md')}, {near(result.folder / 'sweep.html')}")
     if result.failed:
-        codes = ", ".join(f"{error.code} in {name}" for name, error in result.failed.items())
-        what = f"{len(result.failed)} trials failed: {codes}" if len(result.failed) > 1 else f"1 trial failed: {codes}"
+        codes = ", ".join(f"{one.code} in {name}" for name, error in result.failed.items() for one in faults_of(error))
+        what = f"{len(result.failed)} {result.unit}{'s' if len(result.failed) > 1 else ''} failed: {codes}"
         raise CheckError("E810", what, "Each is told above; the same command runs them again, and keeps the others")
     if result.failures:
         raise checks_failed([{**failure, "stage": place_of(failure)} for failure in result.failures])
