@@ -28,9 +28,10 @@ def matthews(outputs: np.ndarray, labels: np.ndarray) -> float:
     """
     given = _classes(outputs)
     classes = 1 + max(given.max(), labels.max())
-    confusion = np.bincount(classes * labels + given, minlength=classes**2).reshape(classes, classes) * 1.0
-    true, predicted, rows = confusion.sum(axis=1), confusion.sum(axis=0), confusion.sum()
-    covariance = np.trace(confusion) * rows - true @ predicted
+    # from the sums of the table of all pairs of classes, which is large where there are many
+    true, predicted = (np.bincount(numbers, minlength=classes) * 1.0 for numbers in (labels, given))
+    right, rows = float((given == labels).sum()), float(len(labels))
+    covariance = right * rows - true @ predicted
     spread = (rows**2 - true @ true) * (rows**2 - predicted @ predicted)
     return float(covariance / np.sqrt(spread)) if spread else 0.0
 
@@ -174,6 +175,32 @@ def pearson_and_spearman(outputs: np.ndarray, labels: np.ndarray) -> float:
     return (pearson(outputs, labels) + spearman(outputs, labels)) / 2
 
 
+def spearman_of_draws(outputs: np.ndarray, labels: np.ndarray) -> OfRows:
+    """`spearman` on draws of these rows, in a tenth of its time: values are sorted once, and not in every draw. The same to the
+    last bit up to 300,000 rows, where all sums are exact, as ranks are multiples of 1/2."""
+    orders = [np.unique(values, return_inverse=True)[1] for values in (outputs[:, 0], labels)]
+    finite = np.isfinite(outputs[:, 0]) & np.isfinite(labels)
+
+    def of_draw(rows: np.ndarray) -> float:
+        ranks = [_ranks(order[rows]) for order in orders]
+        defined = finite[rows].all() and all(np.ptp(values) > 0 for values in ranks)
+        return float(np.corrcoef(*ranks)[1, 0]) if defined else 0.0
+
+    return of_draw
+
+
+def _ranks(order: np.ndarray) -> np.ndarray:
+    """Ranks from 1 of values (rows,), given as numbers from 0 in the same order; equal ones share their mean rank."""
+    counts = np.bincount(order)
+    return (counts.cumsum() - (counts - 1) / 2)[order]
+
+
+def pearson_and_spearman_of_draws(outputs: np.ndarray, labels: np.ndarray) -> OfRows:
+    """`pearson_and_spearman` on draws of these rows."""
+    ranked = spearman_of_draws(outputs, labels)
+    return lambda rows: (pearson(outputs[rows], labels[rows]) + ranked(rows)) / 2
+
+
 def _correlation(name: str, outputs: np.ndarray, labels: np.ndarray) -> float:
     """A correlation of scipy's, 0 where it is not defined."""
     from scipy import stats  # imported here: it would dominate the time of checking a pipeline file
@@ -208,7 +235,9 @@ def _middle(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
 
 
 Measure = Callable[[np.ndarray, np.ndarray], float]
-Resampled = Callable[[np.ndarray, np.ndarray], Measure]
+OfRows = Callable[[np.ndarray], float]
+"""The numbers of the rows of a draw (rows,) -> its measure."""
+Resampled = Callable[[np.ndarray, np.ndarray], OfRows]
 """All rows' outputs and labels -> the measure of draws from them, which equals the metric where all rows are drawn."""
 
 FEWEST = 6
@@ -223,8 +252,13 @@ def interval(
     metric: Measure, outputs: np.ndarray, labels: np.ndarray, seed: int = 0, resampled: Resampled | None = None
 ) -> tuple[float, float]:
     """95 % percentile bootstrap interval of a metric over rows; `resampled` if draws need another measure than the metric."""
-    measure = resampled(outputs, labels) if resampled else metric
-    return _middle([measure(outputs[rows], labels[rows]) for rows in _draws(len(labels), RESAMPLES, seed)])
+    measure = _of_draws(metric, outputs, labels, resampled)
+    return _middle([measure(rows) for rows in _draws(len(labels), RESAMPLES, seed)])
+
+
+def _of_draws(metric: Measure, outputs: np.ndarray, labels: np.ndarray, resampled: Resampled | None) -> OfRows:
+    """The measure of draws of these rows: that of `resampled`, else the metric."""
+    return resampled(outputs, labels) if resampled else lambda rows: metric(outputs[rows], labels[rows])
 
 
 def difference_interval(
@@ -286,6 +320,5 @@ def paired_changes(
     on the same draws. `resampled` as for `interval`."""
     if np.array_equal(candidate, reference):
         return np.zeros(resamples)
-    theirs, ours = (resampled(outputs, labels) if resampled else metric for outputs in (candidate, reference))
-    draws = _draws(len(labels), resamples, seed)
-    return np.array([theirs(candidate[rows], labels[rows]) - ours(reference[rows], labels[rows]) for rows in draws])
+    theirs, ours = (_of_draws(metric, outputs, labels, resampled) for outputs in (candidate, reference))
+    return np.array([theirs(rows) - ours(rows) for rows in _draws(len(labels), resamples, seed)])

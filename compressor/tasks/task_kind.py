@@ -43,8 +43,8 @@ class Metric:
     row, if a trained model cannot have the same value. `of_class`: it judges one of two classes, whose index `value` takes as
     `positive`. `grain` is the kind's, for this metric. `of_texts`: `value` takes the figures of generated texts
     (`TextMetric.statistics`), so it is measured only where texts are generated. `resampled`: what draws of rows are measured by
-    for intervals, if `value` is biased there (`metrics.Resampled`). `by_degree`: it depends on how far outputs are off, as a
-    correlation or a likelihood does, and not on which are right alone.
+    for intervals, if `value` is biased or slow there (`metrics.Resampled`). `by_degree`: it depends on how far outputs are off,
+    as a correlation or a likelihood does, and not on which are right alone.
     """
 
     key: str
@@ -121,6 +121,7 @@ class TaskKind:
     - `truncates`: whether rows longer than `max_length` are cut, and not refused;
     - `least_tokens`: (tokenizer, split) -> the least `max_length` of each row that is cut, but refused where that cuts off what
       it is about; [] where nothing is refused;
+    - `refuses_tokens`: whether `encode` may raise UserError for a row: all are then tokenized before a run writes anything;
     - `classes`: a valid cell of the label column -> the classes that it names, which must all be written alike (E235);
     - `augments`: whether a text with other words is still a row of the kind: it holds no marks, and no label belongs to a word;
     - `shares_base`: whether a model of several `tasks` may have one of this kind, beside others of the same `auto_class`;
@@ -168,6 +169,7 @@ class TaskKind:
     sentences: int = 2
     truncates: bool = True
     least_tokens: Callable[[Any, Split], list[int]] = lambda tokenizer, split: []
+    refuses_tokens: bool = True
     classes: Callable[[Any], list] = lambda cell: []
     augments: bool = False
     shares_base: bool = False

@@ -12,15 +12,20 @@ from sklearn import metrics as sklearn
 
 from compressor.errors import UserError
 from compressor.tasks import TaskConfig
-from compressor.tasks.kinds import tokens
+from compressor.tasks.kinds import classification, tokens
 from compressor.tasks.metrics import (
+    LEAST,
     MOST_TRIED,
     accuracy,
+    decided_labels_agree,
     difference_interval,
     few_rows_move,
     interval,
+    log_likelihood,
     margin_noise,
     output_distance,
+    pearson,
+    token_accuracy,
 )
 from compressor.tasks.predictions import IGNORED
 from compressor.tasks.task_kind import kind_for, kind_of
@@ -121,6 +126,53 @@ def test_intervals_are_drawn_over_decisions_with_the_same_bounds(name, metric):
     assert value(logits.argmax(axis=1), labels) == value(logits, labels)
 
 
+def f1_of_labels(predicted, labels):
+    """F1 of every label, and whether it occurs."""
+    right, total = (predicted & labels).sum(axis=0), predicted.sum(axis=0) + labels.sum(axis=0)
+    return 2 * right / np.maximum(total, 1), total > 0
+
+
+def macro_f1_where_labels_occur(predicted, labels, rows):
+    by_label, occurs = f1_of_labels(predicted[rows], labels[rows])
+    share = f1_of_labels(predicted, labels)[1].mean()
+    return float(share * by_label[occurs].mean()) if occurs.any() else 0.0
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # infinity less infinity
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [("multilabel", key) for key in ("micro_f1", "macro_f1", "exact_match")]
+    + [("regression", key) for key in ("spearman", "pearson_spearman")],
+)
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6), count=st.one_of(st.integers(1, 12), st.sampled_from([300, 5000])), values=st.integers(1, 9))
+def test_draws_are_measured_to_the_last_bit_as_copies_of_their_rows_are(name, key, seed, count, values):
+    """Ties, constant draws, labels that are nowhere, and numbers that are not finite, too."""
+    draw, judged = np.random.default_rng(seed), kind_of(name).with_metric(key)
+    if name == "multilabel":
+        outputs, labels = draw.random((2, count, values)) < draw.choice([0.02, 0.3, 0.9])
+    else:
+        labels = draw.integers(0, values, count).astype(float)
+        outputs = (labels + draw.choice([0, 1]) * draw.normal(size=count)).astype(np.float32)[:, None]
+        outputs[draw.random(count) < draw.choice([0, 0.1])] = draw.choice([np.nan, np.inf, -np.inf])
+    of_draw, value = judged.metric.resampled(outputs, labels), judged.metric.value
+    for rows in (*draw.integers(0, count, (3, count)), np.arange(count), np.zeros(count, dtype=int)):
+        plain = macro_f1_where_labels_occur(outputs, labels, rows) if key == "macro_f1" else value(outputs[rows], labels[rows])
+        assert of_draw(rows) == plain
+
+
+def test_the_best_constant_class_takes_no_logits_of_all_classes():
+    """Of 200 classes they would be 200 numbers a row, for each class."""
+    draw, seen = np.random.default_rng(0), set()
+    for key, classes in [("matthews", 5), ("f1", 2), ("accuracy_f1", 2), ("macro_f1", 5), ("macro_f1", 1)]:
+        labels = draw.integers(0, classes, 40)
+        metric = kind_of("classification").with_metric(key).metric
+        watched = replace(metric, value=lambda outputs, true, of=metric.value: seen.add(outputs.shape) or of(outputs, true))
+        logits = np.eye(max(2, classes))[:, None].repeat(40, axis=1)
+        assert classification.constant_of(watched, labels.tolist()) == max(metric.value(one, labels) for one in logits)
+    assert seen == {(40,)}
+
+
 def test_a_difference_is_not_shown_by_five_rows():
     """All for the worse: by the sign test 2 / 2^5 = 0.06, and 0.03 of six. A bootstrap alone would call one row worse."""
     labels, draw = np.zeros(1000, dtype=int), np.random.default_rng(0)
@@ -196,6 +248,22 @@ def test_noise_and_distance_of_outputs_are_in_standard_deviations():
     noisy = reference + 0.1 * draw.normal(size=(5000, 2))
     assert margin_noise(reference, noisy) == pytest.approx(0.1 * 2**0.5, rel=0.05)
     assert output_distance(reference, noisy, softmax=False) == pytest.approx(0.1, rel=0.05)
+
+
+@pytest.mark.parametrize(("noise", "agreement"), [(0.4, 0.9), (0.6, 1.0)])
+def test_a_label_within_twice_the_noise_is_undecided(noise, agreement):
+    """By the margin of the reference, 1; that of the candidate, .1, says nothing of what rounding turns."""
+    reference = np.array([[1.0, 0.0]] * 10)
+    turned = np.where(np.arange(10)[:, None] == 0, [0.0, 0.1], reference)
+    assert decided_labels_agree(reference, turned, noise) == pytest.approx(agreement)
+
+
+def test_tokens_are_judged_together_whatever_the_length_of_their_texts():
+    """Sums and numbers of tokens of each text; what is not a number has the least likelihood, and no correlation."""
+    sums, counts = np.array([[-4.0, 3.0], [-2.0, 1.0]]), np.array([[4], [2]])
+    assert (log_likelihood(sums, counts), token_accuracy(sums, counts)) == (-1.0, pytest.approx(4 / 6))
+    assert log_likelihood(np.array([[np.nan, 0.0]]), counts[:1]) == LEAST
+    assert pearson(np.array([[1.0], [np.nan]]), np.array([1.0, 2.0])) == 0.0
 
 
 def test_the_gate_of_an_export_is_of_the_chosen_metric():

@@ -216,6 +216,7 @@ KIND = TaskKind(
     predicted_labels=lambda logits: logits.argmax(axis=1),
     decided=lambda logits: logits.argmax(axis=1),
     prediction=prediction,
+    refuses_tokens=False,
     augments=True,
     shares_base=True,
 )

@@ -21,9 +21,9 @@ import numpy as np
 from compressor.errors import UserError
 from compressor.tasks import TaskConfig
 from compressor.tasks.features import tokenize
-from compressor.tasks.kinds.classification import MAX_CLASSES, TEMPERATURE, in_order, read
+from compressor.tasks.kinds.classification import TEMPERATURE, in_order, read, require_classes, shown_scores
 from compressor.tasks.listing import cell_shown, listed
-from compressor.tasks.metrics import NOISES, Measure, two_errors
+from compressor.tasks.metrics import NOISES, OfRows, two_errors
 from compressor.tasks.rows import Split
 from compressor.tasks.task_kind import Agreement, Column, Example, Metric, TaskKind, text_cells
 
@@ -70,9 +70,7 @@ def outputs(task: TaskConfig, labels: list[tuple[str, ...]]) -> list[str]:
     if len(names) < 2:
         what = f"{len(names)} distinct labels in {len(labels)} rows"
         raise UserError("E208", what, "Training needs two labels or more; for one, say kind: classification", path)
-    if len(names) > MAX_CLASSES:
-        what = f"{len(names)} distinct labels in {len(labels)} rows"
-        raise UserError("E208", what, f"At most {MAX_CLASSES}; check task.label", path)
+    require_classes(len(names), sum(len(row) for row in labels), path)
     return in_order(names)
 
 
@@ -142,35 +140,50 @@ def _divergence(student: Tensor, teacher: Tensor) -> Tensor:
 
 def micro_f1(predicted: np.ndarray, labels: np.ndarray) -> float:
     """2 right / (predicted + true) over all labels of all rows; 0 where there is none. Booleans (rows, labels)."""
-    return float(2 * (predicted & labels).sum() / max(predicted.sum() + labels.sum(), 1))
+    return float(_f1((predicted & labels).sum(), predicted.sum() + labels.sum()))
+
+
+def micro_f1_of_draws(predicted: np.ndarray, labels: np.ndarray) -> OfRows:
+    """`micro_f1` on draws of these rows, from counts of each row: with 200 labels in a hundredth of its time."""
+    right, total = (predicted & labels).sum(axis=1), predicted.sum(axis=1) + labels.sum(axis=1)
+    return lambda rows: float(_f1(right[rows].sum(), total[rows].sum()))
 
 
 def macro_f1(predicted: np.ndarray, labels: np.ndarray) -> float:
     """Mean over labels of their F1, which is 0 for a label that is neither true nor predicted. Booleans (rows, labels)."""
-    return float(_f1_by_label(predicted, labels)[0].mean())
+    return float(_f1((predicted & labels).sum(axis=0), predicted.sum(axis=0) + labels.sum(axis=0)).mean())
 
 
-def macro_f1_of_draws(predicted: np.ndarray, labels: np.ndarray) -> Measure:
+def macro_f1_of_draws(predicted: np.ndarray, labels: np.ndarray) -> OfRows:
     """`macro_f1` on draws of these rows: the mean over the labels that occur in a draw, times the share of labels that occur in
     all rows. A draw often lacks the few rows of a rare label: counted as 0 there, it would pull the draws below the value."""
-    share = _f1_by_label(predicted, labels)[1].mean()
+    from scipy import sparse  # imported here: it would dominate the time of checking a pipeline file
 
-    def of_draw(predicted: np.ndarray, labels: np.ndarray) -> float:
-        by_label, occurs = _f1_by_label(predicted, labels)
-        return float(share * by_label[occurs].mean()) if occurs.any() else 0.0
+    # of each row the right, then all of every label: mostly zeros, which the product with the counts of a draw leaves out
+    each = np.hstack([predicted & labels, predicted.astype(np.int8) + labels])
+    by_label, share = sparse.csr_array(each.T, dtype=np.float64), each.any(axis=0)[labels.shape[1] :].mean()
+
+    def of_draw(rows: np.ndarray) -> float:
+        right, total = np.split(by_label @ np.bincount(rows, minlength=len(labels)), 2)
+        return float(share * _f1(right, total)[total > 0].mean()) if total.any() else 0.0
 
     return of_draw
 
 
-def _f1_by_label(predicted: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """F1 of every label (labels,), 0 for one that is nowhere; and whether it is true or predicted anywhere."""
-    right, total = (predicted & labels).sum(axis=0), predicted.sum(axis=0) + labels.sum(axis=0)
-    return 2 * right / np.maximum(total, 1), total > 0
+def _f1(right: np.ndarray, total: np.ndarray) -> np.ndarray:
+    """2 right / total, which is predicted + true, of numbers or arrays; 0 where there is none."""
+    return 2 * right / np.maximum(total, 1)
 
 
 def exact_match(predicted: np.ndarray, labels: np.ndarray) -> float:
     """Share of rows whose labels are all right, and no others predicted. Booleans (rows, labels)."""
     return float((predicted == labels).all(axis=1).mean())
+
+
+def exact_match_of_draws(predicted: np.ndarray, labels: np.ndarray) -> OfRows:
+    """`exact_match` on draws of these rows."""
+    right = (predicted == labels).all(axis=1)
+    return lambda rows: float(right[rows].mean())
 
 
 def of_the_rarest(labels: np.ndarray) -> float:
@@ -201,8 +214,7 @@ class LabelsFound:
     scores: dict[str, float]
 
     def __str__(self) -> str:
-        scores = "  ".join(f"{label} {score:.3f}" for label, score in self.scores.items())
-        return f"{', '.join(self.labels) or '-'}  ({scores})"
+        return f"{', '.join(self.labels) or '-'}  ({shown_scores(self.scores)})"
 
 
 def prediction(names: Sequence[str], logits: np.ndarray, *_: object) -> LabelsFound:
@@ -228,9 +240,16 @@ KIND = TaskKind(
     placeholder=lambda texts: (False,),
     problem_type="multi_label_classification",
     metrics=(
-        Metric("micro_f1", "micro F1", micro_f1, " %", chance=0.0),
+        Metric("micro_f1", "micro F1", micro_f1, " %", chance=0.0, resampled=micro_f1_of_draws),
         Metric("macro_f1", "macro F1", macro_f1, " %", grain=of_the_rarest, resampled=macro_f1_of_draws),
-        Metric("exact_match", "exact match", exact_match, " %", grain=lambda labels: 1 / len(labels)),
+        Metric(
+            "exact_match",
+            "exact match",
+            exact_match,
+            " %",
+            grain=lambda labels: 1 / len(labels),
+            resampled=exact_match_of_draws,
+        ),
     ),
     # a row lacks most labels, and clearly so: agreement is easier to reach than between classes
     agreement=Agreement(
@@ -240,6 +259,7 @@ KIND = TaskKind(
     prediction=prediction,
     grain=lambda labels: 2 / max(int(labels.sum()), 1),
     encode=encode,
+    refuses_tokens=False,
     augments=True,
     metric_inputs=lambda outputs, labels: (outputs > 0, labels),
 )

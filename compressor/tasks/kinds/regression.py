@@ -19,7 +19,14 @@ import numpy as np
 
 from compressor.errors import UserError
 from compressor.models.build import head_names
-from compressor.tasks.metrics import concordance, pearson, pearson_and_spearman, spearman
+from compressor.tasks.metrics import (
+    concordance,
+    pearson,
+    pearson_and_spearman,
+    pearson_and_spearman_of_draws,
+    spearman,
+    spearman_of_draws,
+)
 from compressor.tasks.task_kind import Agreement, Column, Metric, TaskKind, one_label
 
 if TYPE_CHECKING:
@@ -107,10 +114,19 @@ KIND = TaskKind(
     distillation=distillation_loss,
     imitation=imitation_loss,
     metrics=(
-        Metric("spearman", "Spearman", spearman, chance=0.0, by_degree=True),
+        Metric("spearman", "Spearman", spearman, chance=0.0, by_degree=True, resampled=spearman_of_draws),
         Metric("pearson", "Pearson", pearson, by_degree=True),
     ),
-    further=(Metric("pearson_spearman", "mean of Pearson and Spearman", pearson_and_spearman, chance=0.0, by_degree=True),),
+    further=(
+        Metric(
+            "pearson_spearman",
+            "mean of Pearson and Spearman",
+            pearson_and_spearman,
+            chance=0.0,
+            by_degree=True,
+            resampled=pearson_and_spearman_of_draws,
+        ),
+    ),
     agreement=Agreement(
         concordance,
         "concordance",
@@ -120,6 +136,7 @@ KIND = TaskKind(
     ),
     predicted_labels=lambda outputs: outputs[:, 0],
     prediction=lambda names, row, *_: Estimate(names[0], float(row[0])),
+    refuses_tokens=False,
     augments=True,
     shares_base=True,
 )
