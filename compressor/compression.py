@@ -64,6 +64,8 @@ class Compression:
     """Names of the task head's parameters; None for a model that was not built here."""
     head_origin: str | None = None
     """Where the task head comes from, a key of `compressor.models.build.HEAD_ORIGINS`."""
+    own_head_gone: bool = False
+    """Another task head is where the base's own was, or may be the one for other labels that the base has."""
     origin: Origin | None = None
     """The base it was built from, if known."""
     tasks: Tasks | None = None

@@ -58,12 +58,13 @@ def strip(model: nn.Module) -> None:
 
 def check_head(model: nn.Module, head: dict[str, Tensor] | None, label_names: Sequence[str]) -> None:
     """Raises UserError E311 where `head` does not fit the model (other names, or other sizes except the number of classes),
-    or where it is None and the model's head is for other labels.
+    or where it is None and the model's head is for other labels, or the base's own head should answer and is gone.
     """
     fix = "Load it on its own base's folder"
     if head is None:
-        names = [model.config.id2label[number] for number in range(model.config.num_labels)]
-        if list(label_names) != names:
+        if compression_of(model).own_head_gone:
+            raise UserError("E311", "the delta has no task head, and another task's has replaced the base's own", fix)
+        if list(label_names) != (names := _labels_of(model)):
             what = f"the delta has no task head and labels {_first_of(label_names)}, the model's head is for {_first_of(names)}"
             raise UserError("E311", what, "Write the delta with its head")
         return
@@ -79,6 +80,10 @@ def check_head(model: nn.Module, head: dict[str, Tensor] | None, label_names: Se
             raise UserError("E311", f"{name} is {tuple(tensor.shape)}, the model wants {tuple(expected)}", fix)
 
 
+def _labels_of(model: nn.Module) -> list[str]:
+    return [model.config.id2label[number] for number in range(model.config.num_labels)]
+
+
 def _first_of(names: Sequence[str]) -> str:
     """The first few of many names, separated by commas."""
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
@@ -86,6 +91,10 @@ def _first_of(names: Sequence[str]) -> str:
 
 def set_head(model: nn.Module, head: dict[str, Tensor], label_names: Sequence[str]) -> None:
     """Replace the task head of `model`, also by one for another number of classes. Call `check_head` first."""
+    compression = compression_of(model)
+    # a head of the base that is not for the labels of `build` may be for these
+    maybe_own = compression.head_origin == "replaced" and list(label_names) != _labels_of(model)
+    compression.own_head_gone |= compression.head_origin == "kept" or maybe_own
     for name, tensor in head.items():
         path, _, leaf = name.rpartition(".")
         owner, parameter = model.get_submodule(path), model.get_parameter(name)
@@ -108,12 +117,12 @@ def apply(model: nn.Module, path: Path | str) -> nn.Module:
     if origin_of(model).sha256 != delta.base_sha256:
         raise _other_base(origin_of(model).reference, delta)
     if kept_of(model) != delta.kept:
-        fix = f"Load it on the base's folder: load(base='{delta.base}', delta=...)"
-        raise UserError("E311", "the live model has other heads and neurons than the delta was tuned on", fix, str(path))
+        what = "the live model has other heads and neurons than the delta was tuned on"
+        raise UserError("E311", what, _on_its_base(delta), str(path))
     _check_type(model, delta, path)
     if delta.head is not None and auto_class_of(model) != delta.auto_class:
         what = f"the live model is of {auto_class_of(model)}, the delta was tuned in one of {delta.auto_class}"
-        raise UserError("E311", what, f"Load it on the base's folder: load(base='{delta.base}', delta=...)", str(path))
+        raise UserError("E311", what, _on_its_base(delta), str(path))
     check_head(model, delta.head, delta.labels)
     strip(model)
     return _put_on(model, delta, path)
@@ -131,6 +140,11 @@ def _check_task(delta: DeltaFile, path: Path | str) -> None:
         )
 
 
+def _on_its_base(delta: DeltaFile) -> str:
+    """The fix where a delta does not fit the live model."""
+    return f"Load it on the base's folder: load(base='{delta.base}', delta=...)"
+
+
 def _other_base(reference: str, delta: DeltaFile) -> UserError:
     what = f"base '{reference}' is not the one this was tuned on ('{delta.base}', sha256 {delta.base_sha256[:12]})"
     return UserError("E306", what, "Give the same base: load(base=..., delta=...)")
@@ -141,7 +155,7 @@ def _check_type(model: nn.Module, delta: DeltaFile, path: Path | str) -> None:
     types = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors if tensor.is_floating_point()}
     if not types <= {own}:
         what = f"the delta is {' and '.join(sorted(types))}, the model {own}"
-        raise UserError("E311", what, "Convert the model to the delta's type", str(path))
+        raise UserError("E311", what, _on_its_base(delta), str(path))
 
 
 def _put_on(model: nn.Module, delta: DeltaFile, path: Path | str) -> nn.Module:
@@ -154,7 +168,9 @@ def _put_on(model: nn.Module, delta: DeltaFile, path: Path | str) -> nn.Module:
         raise _misfit(error, path) from None
     if delta.head is not None:
         set_head(model, delta.head, delta.labels)
-        set_problem_type(model.config, delta.kind)
+    # without a head too: the live model, or the base, may have been of another kind
+    name_outputs(model.config, delta.labels)
+    set_problem_type(model.config, delta.kind)
     return model.eval()
 
 

@@ -1,6 +1,7 @@
 """The delta file: exact bits, exact size, one base for many tasks, and nothing that is not a whole delta of this base."""
 
 import copy
+import functools
 import json
 from dataclasses import replace
 
@@ -276,6 +277,37 @@ def test_tasks_of_other_class_counts(tmp_path):
     assert list(compressor.load(base=model, delta=headless).config.id2label.values()) == LABELS
 
 
+def test_what_was_loaded_before_answers_no_delta_without_a_head_that_the_base_s_own_is_for(tmp_path):
+    own = ["no", "yes"]
+    names = {"id2label": dict(enumerate(own)), "label2id": {"no": 0, "yes": 1}}
+    found = resolve(str(write_model(tmp_path / "base", auto="AutoModelForSequenceClassification", **names)))
+    facts = {"base": found.reference, "base_sha256": found.sha256}
+
+    def written(name, labels, *, head):
+        task = tuned(build(found.folder, labels, 1), "lora")
+        with torch.no_grad():
+            task.classifier.bias.add_(float(head))
+        delta_file.write(task, tmp_path / name, **facts, label_names=labels, head=head)
+        return tmp_path / name
+
+    bare, with_head = written("bare", own, head=False), written("with head", own, head=True)
+    others, bare_others = written("others", LABELS, head=True), written("bare others", LABELS, head=False)
+    fresh = compressor.load(delta=bare)
+    expected = forward(fresh)
+    assert torch.equal(forward(compressor.load(fresh, delta=bare)), expected)
+    for before in ([with_head], [others, with_head]):
+        live = functools.reduce(lambda model, path: compressor.load(model, delta=path), before, found.folder)
+        told = refused("E311", compressor.load, live, delta=bare)
+        assert "no task head, and another task's has replaced the base's own. Load it on its own base's folder" in told
+    state = tuned(build(found.folder, own), "bitfit")
+    save_state(state, tmp_path / "state", **facts, label_names=own)
+    assert "has replaced the base's own" in refused("E311", compressor.load, compressor.load(tmp_path / "state"), delta=bare)
+    # the base has no head for these labels: the live one is meant
+    live = compressor.load(found.folder, delta=others)
+    expected = forward(live)
+    assert torch.equal(forward(compressor.load(live, delta=bare_others)), expected)
+
+
 def test_what_is_refused_leaves_the_live_model_as_it_was(tmp_path):
     good = tuned(tiny("bert", torch.float32), "lora")
     model = compressor.load(base=live(), delta=write(good, tmp_path / "good"))
@@ -286,7 +318,9 @@ def test_what_is_refused_leaves_the_live_model_as_it_was(tmp_path):
     remove(pruned, {1: Removal(heads=[0], neurons=[2, 3])})
     small = write(pruned, tmp_path / "pruned")
     assert "sha256 1" in refused("E306", compressor.load, base=model, delta=other)
-    refused("E311", compressor.load, base=model, delta=double)
+    # a model that is converted to another type and back is rounded, and says nothing of it
+    told = refused("E311", compressor.load, base=model, delta=double)
+    assert "the delta is float64, the model float32. Load it on the base's folder: load(base='here', delta=...)" in told
     refused("E311", compressor.load, base=model, delta=small)
     refused(
         "E311", compressor.load, base=model, delta=write(tuned(tiny("roberta", torch.float32), "lora"), tmp_path / "roberta")

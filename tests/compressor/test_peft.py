@@ -316,12 +316,14 @@ def test_an_adapter_on_a_tied_weight_is_refused(tmp_path):
 
 
 def on_folder(folder, architecture: str, auto: str, task_type: str, classes: int):
-    """A base in a folder, and stock peft's LoRA on it, saved with what it saves by itself of the task head."""
+    """A base in a folder, and stock peft's LoRA on it, saved with what it saves by itself of the task head; without a task type
+    of a DistilBERT's the layer before the classes."""
     base = write_model(folder / "base", architecture, auto=auto, vocab_size=99)
-    made = {"SEQ_CLS": AutoModelForSequenceClassification, "TOKEN_CLS": AutoModelForTokenClassification}[task_type]
+    made = AutoModelForTokenClassification if task_type == "TOKEN_CLS" else AutoModelForSequenceClassification
     theirs = made.from_pretrained(base, num_labels=classes, ignore_mismatched_sizes=True)
-    target = {"modernbert": "Wqkv", "deberta-v2": "query_proj"}[architecture]
-    config = peft.LoraConfig(r=2, target_modules=[target], task_type=task_type, init_lora_weights=False)
+    target = {"modernbert": "Wqkv", "deberta-v2": "query_proj", "distilbert": "q_lin"}[architecture]
+    saved = None if task_type else ["pre_classifier"]
+    config = peft.LoraConfig(r=2, target_modules=[target], task_type=task_type, modules_to_save=saved, init_lora_weights=False)
     adapted = peft.get_peft_model(theirs, config)
     adapted.save_pretrained(folder / "adapter")
     return base, adapted
@@ -334,14 +336,16 @@ def on_folder(folder, architecture: str, auto: str, task_type: str, classes: int
         ("modernbert", "AutoModelForMaskedLM", "TOKEN_CLS", ["a", "b", "c"]),
         ("deberta-v2", "AutoModelForSequenceClassification", "SEQ_CLS", ["LABEL_0", "LABEL_1"]),
         ("deberta-v2", "AutoModelForSequenceClassification", "SEQ_CLS", ["a", "b", "c"]),
+        ("distilbert", "AutoModelForSequenceClassification", None, ["LABEL_0", "LABEL_1"]),
     ],
-    ids=["masked words", "masked words, tokens", "classifier", "classifier of other labels"],
+    ids=["masked words", "masked words, tokens", "classifier", "classifier of other labels", "all but the classes"],
 )
 def test_what_an_adapter_leaves_of_the_task_head_is_the_base_s(architecture, auto, task_type, labels, tmp_path):
     base, theirs = on_folder(tmp_path, architecture, auto, task_type, len(labels))
     adapter = read_adapter(tmp_path / "adapter")
     model = build(base, labels, auto_class=adapter.auto_class)
     assert adapter.head and adapter.head.keys() < compression_of(model).head_parameters
+    assert adapter.classes == (len(labels) if task_type else None)
     attach_adapter(model, adapter, base=base)
     assert torch.allclose(logits(model), logits(theirs), atol=1e-5)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoConfig, AutoModelForSequenceClassification
 
 import compressor
 from compressor import methods
@@ -343,6 +343,13 @@ def test_an_adapter_without_a_task_head_has_the_labels_of_the_base_that_answers(
     assert compress("delta", "convert", tmp_path / "adapter", out)[:2] == (0, shown)
     assert delta_file.read(out).labels == ["NEG", "POS", "NONE"]
     assert torch.allclose(logits(compressor.load(delta=out)), logits(theirs), atol=1e-6)
+    several, merged = tmp_path / "several", tmp_path / "merged"
+    assert compress("delta", "convert", tmp_path / "adapter", several, "--kind", "multilabel")[0] == 0
+    assert compress("delta", "apply", several, "--out", merged)[0] == 0
+    live = compressor.load(delta=several)
+    for config in (live.config, AutoConfig.from_pretrained(merged)):
+        assert config.problem_type == "multi_label_classification"
+    assert compressor.load(live, delta=out).config.problem_type is None
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -70,6 +70,9 @@ DEFAULTS = {"bias": ("none",), "init_lora_weights": (True, "gaussian")}
 """Values that, like false, empty and null, mean the plain method. Other initializations change the base's weights."""
 
 
+LAST = re.compile(r"(^|\.)(classifier|score|out_proj)\.weight$")
+"""Pattern of the name of a task head's last matrix."""
+
 TENSORS = {
     "LORA": re.compile(r".*\.lora_[AB]\.weight"),
     "SUPERTUNING": re.compile(r".*\.supertuning_(indices|values|lora_[AB]\.weight)"),
@@ -144,7 +147,7 @@ class AdapterFolder:
     @property
     def classes(self) -> int | None:
         """Number of rows of the task head's last matrix; None where the folder has no head."""
-        sizes = [len(tensor) for name, tensor in self.head.items() if re.search(r"(classifier|score|out_proj)\.weight$", name)]
+        sizes = [len(tensor) for name, tensor in self.head.items() if re.search(LAST, name)]
         return sizes[0] if sizes else None
 
     def scale(self, target: str, rank: int) -> float:
