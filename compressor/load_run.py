@@ -22,9 +22,7 @@ def load(folder: Path, base: Path | str | None = None) -> nn.Module:
     has no model, or its artifact is gone), E305 (a damaged lock or artifact), and what `compressor.checkpoint.load` raises.
     """
     found = last_model(folder)
-    if not {checkpoint.STATE_FILE, "config.json"} & found.files:
-        fix = f"Load one of its tasks: compressor.load(BASE, delta='{folder}/tasks/NAME.safetensors')"
-        raise UserError("E805", "this run trained many tasks together and has no single model", fix, str(folder))
+    _check_single(found, folder, f"Load one of its tasks: compressor.load(BASE, delta='{folder}/tasks/NAME.safetensors')")
     return checkpoint.load(found.folder, base=base or _base(folder, found))
 
 
@@ -33,8 +31,17 @@ def last_state(folder: Path) -> tuple[Path, str | None, str]:
     is still there; the run's reference for it ('' if it is unknown): that in the state is of the run that made the state.
     Raises UserError E805, E305."""
     found = last_model(folder, checkpoint.STATE_FILE)
+    _check_single(found, folder, f"Convert one of its tasks: compress delta convert {folder}/tasks/NAME.safetensors FILE")
+    if checkpoint.STATE_FILE not in found.files:
+        raise UserError("E805", f"no model of this run has a {checkpoint.STATE_FILE}", "Run its stages up to tune", str(folder))
     model = found.lock.get("model")
     return found.folder, _base(folder, found), _reference_in(model)
+
+
+def _check_single(found: LastModel, folder: Path, fix: str) -> None:
+    """Raises UserError E805 where the last model is that of many tasks, which are files of their own."""
+    if not {checkpoint.STATE_FILE, "config.json"} & found.files:
+        raise UserError("E805", "this run trained many tasks together and has no single model", fix, str(folder))
 
 
 def _reference_in(model: object) -> str:

@@ -60,9 +60,9 @@ class LastModel:
 
 def last_model(folder: Path, file: str = "") -> LastModel:
     """Find the last model of the run in `folder` through its lock file, and check its files against that; with `file` the last
-    one that has this file.
+    one that has this file, if one has.
 
-    Raises UserError E805 (the run has no such model, or its artifact is gone), E305 (a damaged lock or artifact), E801.
+    Raises UserError E805 (the run has no model, or its artifact is gone), E305 (a damaged lock or artifact), E801.
     """
     lock = _lock(folder / LOCK_FILE)
     row, store = _last_row(lock, folder, file)
@@ -83,10 +83,8 @@ def _last_row(lock: Mapping[str, Any], folder: Path, file: str) -> tuple[dict[st
     models = [row for row in rows if isinstance(row, Mapping) and row.get("kind") == "model"]
     if not models:
         raise UserError("E805", "this run has produced no model", "Run its stages up to tune, or to merge", str(folder))
-    having = [row for row in models if not file or (isinstance(row.get("files"), Mapping) and file in row["files"])]
-    if not having:
-        raise UserError("E805", f"no model of this run has a {file}", "Run its stages up to tune, with one task", str(folder))
-    row = having[-1]
+    having = [row for row in models if isinstance(row.get("files"), Mapping) and file in row["files"]]
+    row = (having or models)[-1]
     artifact, files = row.get("artifact"), row.get("files")
     sound = isinstance(artifact, str) and NAME.fullmatch(artifact) and isinstance(files, Mapping) and files
     if not sound or not all(_is_file(name, sha256) for name, sha256 in files.items()):

@@ -25,8 +25,8 @@ from serving.backends.door import VERSION_FILE
 from serving.deployment.target import Target
 from serving.layout.knobs import DEFAULT_KNOBS, INTERFACES, Knobs
 from serving.layout.model_limits import limits_of
-from serving.layout.text_outputs import ANY_KIND
-from serving.layout.version_file import VersionFacts
+from serving.layout.text_outputs import ANY_KIND, TEXT_SUFFIX
+from serving.layout.version_file import VersionFacts, read_version
 from serving.repository import CONFIG_FILE, ServedModel, config_bytes, models_of, read_config, version_folders, write_version
 
 MOST_TOKENS = 512
@@ -47,13 +47,14 @@ def write_many_tasks(
     Returns the version folders. Where the repository has the model, it gets another version, and keeps the settings of its
     config; `knobs` that are given must be these.
 
-    Texts are cut at `max_length` tokens, by default as many as the model takes, at most MOST_TOKENS. Raises UserError E113
-    (`max_length` is more than the model takes), E720 to E723 as `write_repository`, E756 (a deployment is at work there), E757
-    (the repository cannot be opened), E779 (not such a folder, or a model with another config).
+    Texts are cut at `max_length` tokens, by default where the version before cuts them, of a first version as many as the
+    model takes, at most MOST_TOKENS. Raises UserError E113 (`max_length` is more than the model takes), E720 to E723 as
+    `write_repository`, E727 and E728 (the versions before are damaged), E756 (a deployment is at work there), E757 (the
+    repository cannot be opened), E779 (not such a folder, or a model with another config).
     """
     summary = read_summary(stacked)
     runtime, path = RUNTIMES[summary["runtime"]], stacked / summary["path"]
-    facts = facts_of(stacked, summary, max_length)
+    facts = facts_of(stacked, summary, max_length, MOST_TOKENS if max_length else _length_before(folder, name))
     options = {"facts": facts, "tokenizer_folder": stacked, "interfaces": interfaces, "knobs": knobs or DEFAULT_KNOBS}
     models = models_of(name, path, runtime=runtime, **options)
     homes = {model: Path(folder, model) for model in models}
@@ -128,9 +129,17 @@ def read_summary(stacked: Path) -> dict[str, Any]:
     return summary
 
 
-def facts_of(stacked: Path, summary: dict[str, Any], max_length: int | None) -> VersionFacts:
+def _length_before(folder: Path, name: str) -> int:
+    """Tokens at which the newest version of a model in the repository `folder` cuts texts; MOST_TOKENS where none says it.
+    Raises UserError E727, E728."""
+    both = Path(folder, name), Path(folder, f"{name}{TEXT_SUFFIX}")
+    homes = [home for home in both if any(home.glob(f"[1-9]*/{VERSION_FILE}"))]
+    return read_version(version_folders(homes[0])[-1]).max_length if homes else MOST_TOKENS
+
+
+def facts_of(stacked: Path, summary: dict[str, Any], max_length: int | None, default: int = MOST_TOKENS) -> VersionFacts:
     """What the server and its clients must know of the version."""
-    limits = text_limits(stacked, max_length)
+    limits = text_limits(stacked, max_length, default)
     tasks = tuple({key: task[key] for key in ("name", "labels", "kind")} for task in summary["tasks"])
     tags = tasks[0]["kind"] == "tokens"
     return VersionFacts(
@@ -143,12 +152,12 @@ def facts_of(stacked: Path, summary: dict[str, Any], max_length: int | None) -> 
     )
 
 
-def text_limits(folder: Path, max_length: int | None) -> dict[str, Any]:
-    """`max_length` and the other limits of a version, from the config and the tokenizer in a model's folder. Raises UserError
-    E113 where the model has positions for fewer tokens."""
-    limits = limits_of(folder, max_length or MOST_TOKENS)
+def text_limits(folder: Path, max_length: int | None, default: int = MOST_TOKENS) -> dict[str, Any]:
+    """`max_length`, by default `default` where the model takes as many tokens, and the other limits of a version, from the
+    config and the tokenizer in a model's folder. Raises UserError E113 where the model has positions for fewer tokens."""
+    limits = limits_of(folder, max_length or default)
     if max_length is None:
-        max_length = min(MOST_TOKENS, limits["positions"])
+        max_length = min(default, limits["positions"])
     elif max_length > limits["positions"]:
         what = f"{max_length} tokens, where the model has positions for {limits['positions']}"
         raise UserError("E113", what, f"Use at most {limits['positions']}", "max_length")

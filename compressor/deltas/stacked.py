@@ -14,6 +14,7 @@ from transformers.pytorch_utils import Conv1D
 
 from compressor.deltas.links import Stack
 from compressor.errors import UserError
+from compressor.pruning.emptied import Constant
 
 NO_OUTPUT = torch.finfo(torch.float32).min / 2
 """Output of a row beyond those of its task: it is never the largest, and its probability is 0."""
@@ -39,7 +40,7 @@ class Vectors(nn.Module):
 
 
 class StackedLayer(nn.Module):
-    """A linear layer, a Conv1D or a LayerNorm with what many tasks change in it.
+    """A linear layer, a Conv1D, a LayerNorm or the Constant of a sublayer without units with what many tasks change in it.
 
     `stacks` change its weight; `vectors` by name replace its bias, or a norm's weight; `after` change its output.
     """
@@ -84,6 +85,8 @@ class StackedLayer(nn.Module):
         if isinstance(self.base, nn.LayerNorm):
             weight = None if "weight" in self.vectors else self.base.weight
             return functional.layer_norm(x, self.base.normalized_shape, weight, None, self.base.eps)
+        if isinstance(self.base, Constant):
+            return x.new_zeros(*x.shape[:-1], self.base.hidden)
         return x @ self.base.weight if isinstance(self.base, Conv1D) else functional.linear(x, self.base.weight)
 
     def _with_vectors(self, y: Tensor, task: Tensor) -> Tensor:

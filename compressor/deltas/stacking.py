@@ -23,8 +23,9 @@ from compressor.deltas.position_rows import has_position_rows, use_position_rows
 from compressor.deltas.sources import PlainTensors
 from compressor.deltas.stacked import RowTasks, StackedHead, StackedLayer, StackedModel, Vectors
 from compressor.errors import UserError
+from compressor.pruning.emptied import Constant
 
-LAYERS = (nn.Linear, Conv1D, nn.LayerNorm)
+LAYERS = (nn.Linear, Conv1D, nn.LayerNorm, Constant)
 
 
 @dataclass

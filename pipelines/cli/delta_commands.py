@@ -86,7 +86,7 @@ def convert() -> None:
 )
 @click.option("--name", default="tasks", show_default=True, help="The model's name in DIR.")
 @click.option(
-    "--max-length", type=click.IntRange(2), metavar="N", help="Tokens at which texts are cut.  [default: the most, 512]"
+    "--max-length", type=click.IntRange(2), metavar="N", help="Tokens at which texts are cut.  [default: as before, or 512]"
 )
 @click.option("--force", is_flag=True, help="Replace an earlier export in FOLDER.")
 @click.option("--json", "as_json", is_flag=True, help="Print every figure as JSON.")

@@ -14,8 +14,10 @@ from compressor.deltas.stacked import NO_OUTPUT
 from compressor.deltas.stacking import changes_of_task, stack_tasks
 from compressor.errors import UserError
 from compressor.models.anatomy import layers_of
+from compressor.pruning.emptied import Constant
+from compressor.pruning.surgery import Removal, remove
 from compressor.storage.live import set_head, strip
-from tests.compressor.conftest import APPLIES, TRIED, encoding, tiny, tuned
+from tests.compressor.conftest import APPLIES, HEADS, NEURONS, TRIED, encoding, tiny, tuned
 
 MIXED = ("dsee", "lora", "bitfit", "adapter", "selective", "vera")
 """Cases that one model holds together, as far as an architecture has them."""
@@ -116,6 +118,22 @@ def test_masks_and_refits_that_all_tasks_share_are_of_the_base():
     tasks[1].links["bert.encoder.layer.0.attention.self.key"] = [Mask(~keep)]
     with pytest.raises(UserError, match=r"E776 .*'task0': a change of kind 'mask' on bert.encoder.layer.0"):
         stack_tasks(base, tasks)
+
+
+def test_a_sublayer_without_units_may_be_changed():
+    """By the refit of the base, which all tasks have, and by each task."""
+    model, tasks, merged = tiny("bert"), [], []
+    remove(model, {0: Removal(neurons=range(NEURONS)), 1: Removal(heads=range(HEADS))})
+    empty = [module for module in model.modules() if isinstance(module, Constant)]
+    for number, case in enumerate(("lora", "bitfit", "adapter")):
+        for module in empty:
+            attach(module, Refit(torch.full_like(module.bias, 0.3)), "bias")
+        tuned(model, case)
+        tasks.append(changes_of_task(model, f"task{number}"))
+        merged.append(merged_copy(model))
+        strip(model)
+    assert len(empty) == 2
+    check(stack_tasks(model, tasks), merged, torch.tensor([0, 1, 2, 1]))
 
 
 def test_a_norm_that_is_computed_once_for_all_rows_is_refused():

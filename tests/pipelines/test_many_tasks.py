@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from safetensors.numpy import load_file
 
 import compressor
+from compressor.cost import human_bytes
 from compressor.models.special_tokens import tokenizer_of
 from compressor.storage.task_files import SHARED
 from compressor.tasks.features import predict, tokenize, torch_forward
@@ -92,6 +94,9 @@ def test_a_whole_run_and_its_files(project, out, compress):
         assert row.get("tests") == ({"test": again} if name == "topic" else None)
         assert again["accuracy"] > 0.75, "a guess is right in a half and in a third"
         assert row["bytes"] == (folder / f"{name}.safetensors").stat().st_size
+    _, _, error = compress("delta", "convert", out / "many", out / "whole")
+    told = f"E805 {out / 'many'}: this run trained many tasks together and has no single model. Convert one of its tasks: "
+    assert error.splitlines()[-1].startswith(f"{told}compress delta convert {folder}/NAME.safetensors FILE")
 
 
 def test_the_report_has_every_task_and_what_is_stored(project, out, compress):
@@ -103,8 +108,12 @@ def test_the_report_has_every_task_and_what_is_stored(project, out, compress):
     files = {path.name: path.stat().st_size for path in (run / "tasks").iterdir()}
     stored = [row["bytes"] for row in report["stored"]]
     assert stored[1:4] == [files[SHARED], files["mood.safetensors"], files["topic.safetensors"]]
+    tensors = load_file(project.parent / "model" / "model.safetensors").values()
+    assert stored[0] == sum(tensor.nbytes for tensor in tensors), "without a head"
     assert stored[4] == 2 * stored[0] + 4 * HEADS, "each with a head of its own"
-    assert report["headline"].startswith("2 tasks in ") and [row["task"] for row in report["summary"]] == ["mood", "topic"]
+    assert report["headline"].startswith(f"2 tasks in {human_bytes(sum(stored[1:4]))} beside one base of ")
+    assert [(row["training_rows"], row["validation_rows"]) for row in report["summary"]] == [(120, 240)] * 2
+    assert [row["task"] for row in report["summary"]] == ["mood", "topic"]
     assert "| mood | classification | accuracy |" in page and "| topic | test | 240 | accuracy" in page
     assert f"{PROTOTYPE:,} the prototype, {LAYERS * PROTOTYPE:,} the masks of blocks" in page
     html = (run / "report.html").read_text()

@@ -27,7 +27,7 @@ from serving.client import Client
 from serving.deployment.target import LOCK, Target
 from serving.layout.knobs import DEFAULT_KNOBS
 from serving.layout.text_outputs import TEXT_SUFFIX
-from serving.layout.version_file import VersionFacts
+from serving.layout.version_file import VersionFacts, read_version
 from serving.predict import predict
 from serving.repository import read_config, write_config
 from serving.stacked_repository import require_runtime, text_limits, write_many_tasks
@@ -60,7 +60,9 @@ def test_another_set_of_tasks_is_another_version(stacked, tmp_path):
     assert facts["task"] == "tasks" and facts["max_length"] == facts["positions"] == 64
     config = read_config(tmp_path / "many-text")
     assert [(value.name, value.optional) for value in config.input] == [("TEXT", False), ("PAIR", True), ("TASK", False)]
-    assert write_many_tasks(tmp_path, "many", stacked, knobs=KNOBS)[0].name == "2"
+    assert write_many_tasks(tmp_path, "many", stacked, max_length=16)[0].name == "2"
+    versions = write_many_tasks(tmp_path, "many", stacked, knobs=KNOBS)
+    assert [(version.name, read_version(version).max_length) for version in versions] == [("3", 16)] * 2
     with pytest.raises(UserError, match=r"E779 .*with another config \(another setting\)"):
         write_many_tasks(tmp_path, "many", stacked, knobs=DEFAULT_KNOBS)
     with pytest.raises(UserError, match=r"E779 .*has 'many-text' alone"):
