@@ -259,11 +259,11 @@ def test_a_label_within_twice_the_noise_is_undecided(noise, agreement):
 
 
 def test_tokens_are_judged_together_whatever_the_length_of_their_texts():
-    """Sums and numbers of tokens of each text; what is not a number has the least likelihood, and no correlation."""
+    """Sums and numbers of tokens of each text; what is not finite has the least likelihood, and no correlation."""
     sums, counts = np.array([[-4.0, 3.0], [-2.0, 1.0]]), np.array([[4], [2]])
     assert (log_likelihood(sums, counts), token_accuracy(sums, counts)) == (-1.0, pytest.approx(4 / 6))
     assert log_likelihood(np.array([[np.nan, 0.0]]), counts[:1]) == LEAST
-    assert pearson(np.array([[1.0], [np.nan]]), np.array([1.0, 2.0])) == 0.0
+    assert [pearson(np.array([[1.0], [odd]]), np.array([1.0, 2.0])) for odd in (np.nan, np.inf)] == [0.0, 0.0]
 
 
 def test_the_gate_of_an_export_is_of_the_chosen_metric():

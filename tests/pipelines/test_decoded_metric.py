@@ -7,12 +7,16 @@ import yaml
 
 from compressor.errors import UserErrors
 from compressor.tasks import TaskConfig
-from compressor.tasks.decoding.text_quality import read_statistics
+from compressor.tasks.decoding.decode_config import DecodeConfig
+from compressor.tasks.decoding.prompt_items import PromptItem
+from compressor.tasks.decoding.text_quality import read_statistics, score_texts
 from compressor.tasks.task_kind import kind_of
 from compressor.training.keep_best import KeepBest
 from pipelines.engine.runner import run_pipeline
 from pipelines.engine.scorers import scored_by
+from pipelines.engine.stage import TEXTS, Artifact
 from pipelines.file.config import load_pipeline
+from pipelines.reporting.generated import difference_in_words, scores_of
 from pipelines.runs.verify import verify
 from pipelines.stages.generated_texts import with_scores
 from pipelines.sweeps.pareto import figures_of
@@ -99,7 +103,7 @@ def test_a_sweep_takes_it_as_its_score(run, tmp_path):
 def test_another_version_of_what_scores_texts_is_another_score(monkeypatch):
     task = {"train": "t.jsonl", "validation": "v.jsonl", "kind": "generation"}
     decode = {"metrics": ["exact_match", "rouge_l", "bleu"], "answer": "number"}
-    found = scored_by([TaskConfig(**task, decode=decode)])
+    found = scored_by([TaskConfig(**task, decode=decode), TaskConfig(**task, decode={"metrics": ["bleu"]})])
     assert set(found) == {"sacrebleu", "rouge_score", "number", "rouge_tokens"}
     assert found["rouge_score"].startswith("rouge_score ")
     assert scored_by([TaskConfig(**task)]) == {}
@@ -118,6 +122,23 @@ def test_it_has_the_interval_and_the_number_of_prompts():
     }
     beside = with_scores(quality, record, kind_of("text2text").metric)
     assert beside == {**quality, "bleu": 0.7, "ter": 0.4}, "as before there was a choice"
+
+
+def test_a_change_is_that_from_dense_and_judged_in_the_metrics_own_direction(tmp_path):
+    """Texts that are all wrong: more edits, fewer n-grams."""
+    decode, stages = DecodeConfig(metrics=["bleu", "ter"]), []
+    items = [PromptItem(f"p{row}", ("the dog bit the man",), row) for row in range(8)]
+    for name, said in (("tune", "the dog bit the man"), ("merge", "one bit of the plot")):
+        scored, folder = score_texts(items, [said] * len(items), decode), tmp_path / name
+        folder.mkdir()
+        scored.write(folder / TEXTS)
+        stages.append(Artifact(folder, name, "model", name, name, {}, {"generated": scored.record}))
+    dense, merged = stages
+    rows = {row["metric"]: row for row in scores_of(merged, dense, decode.metrics)}
+    for metric, values in merged.metadata["generated"]["values"].items():
+        assert rows[metric]["change"] == pytest.approx(values - dense.metadata["generated"]["values"][metric])
+    assert rows["ter"]["change"] > 0 > rows["bleu"]["change"]
+    assert {difference_in_words(row) for row in rows.values()} == {"worse than dense"}
 
 
 @pytest.mark.parametrize(("falls", "best"), [(True, 2), (False, 1)])

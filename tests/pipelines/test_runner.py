@@ -25,8 +25,8 @@ from compressor.errors import CheckError, CompressError, UserError
 from pipelines.engine import stage_inputs
 from pipelines.engine.environment import accelerator
 from pipelines.engine.preflight import check_environment, server_fault
-from pipelines.engine.runner import IN_USE, prepare, run_pipeline
-from pipelines.engine.stage import Artifact, Entry, Stage, dense_of
+from pipelines.engine.runner import IN_USE, prepare, run_pipeline, settle
+from pipelines.engine.stage import Artifact, Entry, Stage, dense_of, load_stage
 from pipelines.engine.stage_inputs import fingerprint_of
 from pipelines.engine.store import KEEP_UNFINISHED, Store, lock, shared_lock
 from pipelines.file.config import load_pipeline
@@ -73,14 +73,16 @@ def test_two_folders_get_equal_bytes(project, tmp_path):
 
 
 def test_the_lock_file_names_every_artifact(project, out):
+    began = time.monotonic()
     result = go(project, out, "seed=3")
+    took = time.monotonic() - began
     lock = yaml.safe_load((out / "toy" / "pipeline.lock.yaml").read_text())
     assert (lock["seed"], lock["model"]["reference"], len(lock["data"])) == (3, "./model", 2)
     assert [stage["artifact"] for stage in lock["stages"]] == [result.artifacts[name].id for name in IDS]
     for stage in lock["stages"]:
         assert Store(out / ".store").find(stage["stage"], stage["fingerprint"], stage["id"]).files == stage["files"]
     facts = json.loads((out / "toy" / "run.json").read_text())
-    assert facts["status"] == "done" and facts["machine"]["memory_bytes"] > 0
+    assert facts["status"] == "done" and facts["machine"]["memory_bytes"] > 0 and 0 < facts["seconds"] <= took
     assert [stage["id"] for stage in facts["stages"]] == list(IDS)
 
 
@@ -97,6 +99,16 @@ def test_memory_that_will_not_do_is_told_before_the_first_stage(project, out, mo
     for more in ([], ["--dry-run"]):
         code, _, error = compress("run", project, "--out", out, *more)
         assert (code, error, calls(out)) == (0, "", [])
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_stage_computes_with_the_threads_of_its_run(threads):
+    """They are in its fingerprint."""
+    before = torch.get_num_threads()
+    settle(load_stage("tune"), 0, threads)
+    found = torch.get_num_threads()
+    torch.set_num_threads(before)
+    assert found == threads
 
 
 def test_memory_is_released_after_every_stage_that_ran(project, out, monkeypatch):

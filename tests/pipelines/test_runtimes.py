@@ -7,12 +7,13 @@ import pytest
 
 from compressor.errors import CheckError, UserError, UserErrors
 from compressor.models.reference import Reference
+from compressor.processor import processor, weight_bits
 from compressor.tasks.task_kind import kind_of
 from export.runtimes.runtime_registry import RUNTIMES
 from pipelines.engine import environment
 from pipelines.engine.preflight import check_environment
 from pipelines.engine.runner import run_pipeline
-from pipelines.engine.stage import Artifact, Entry, Inputs
+from pipelines.engine.stage import Artifact, Entry, Inputs, all_stages
 from pipelines.file.config import load_pipeline
 from pipelines.stages.benchmark import config as benchmark
 from pipelines.stages.benchmark.measured_files import candidates
@@ -277,6 +278,50 @@ def test_times_are_those_of_one_processor(monkeypatch):
     monkeypatch.setattr("compressor.processor.physical_cores", lambda: 1000)
     assert found()["cores"] == 1000 != here["cores"]
     assert benchmark.STAGE.device(benchmark.BenchmarkConfig(device="cuda")) == "cuda"
+
+
+def test_an_export_is_of_the_processor_that_chose_or_rounded_it():
+    """Times choose for `auto`; and int8 has 7 bits where products of 8 overflow."""
+    found = [export.STAGE.surroundings(export.ExportConfig(precision=name)) for name in ("fp32", "int8", "auto")]
+    bits = {"weight_bits": weight_bits()}
+    assert found == [{}, bits, {**processor(), **bits}]
+
+
+TORCH = ("torch", "transformers", "tokenizers")
+TRAITS = {
+    "select": ({}, {*TORCH}, ""),
+    "tune": ({}, {*TORCH, "accelerate"}, "tests"),
+    "prune": ({"structure": "heads", "remove": 1}, {*TORCH, "torch-pruning"}, "texts"),
+    "recover": ({}, {*TORCH, "accelerate"}, "tests"),
+    "merge": ({}, {*TORCH}, "tests"),
+    "export": ({"runtime": "openvino"}, {*TORCH, "onnx", "onnx-ir", "onnxscript", "onnxruntime", "openvino", "nncf"}, ""),
+    "deploy": (
+        {"runtime": "openvino"},
+        {"onnxruntime", "nvidia-pytriton", "tritonclient", "tokenizers", "openvino"},
+        "",
+    ),
+    "benchmark": ({}, {"torch", "transformers", "onnxruntime"}, ""),
+    "report": ({}, {"plotly", "jinja2"}, ""),
+}
+"""Stage -> (keys of its config, packages whose versions are in its fingerprint then, what it scores beside validation rows)."""
+
+
+def test_all_that_computes_a_result_is_in_its_fingerprint():
+    """Or an upgrade would leave results of the version before."""
+    found = {
+        stage.name: (
+            keys := TRAITS[stage.name][0],
+            {*stage.packages, *stage.extras(stage.config(**keys))},
+            "tests" * stage.scores_tests + "texts" * stage.scores_texts,
+        )
+        for stage in all_stages()
+    }
+    assert found == TRAITS
+
+
+def test_where_no_runtime_is_named_the_versions_of_all_are_in_the_fingerprint(monkeypatch):
+    monkeypatch.setattr(deploy, "distribution", lambda name: f"{name} 0")
+    assert deploy.STAGE.surroundings(deploy.DeployConfig()) == {"runtimes": ["onnxruntime 0", "openvino 0"]}
 
 
 def test_openvino_is_not_measured_on_cuda():

@@ -13,7 +13,7 @@ from compressor.models.anatomy import matrices_of
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
 from pipelines.stages.select import run as select_run
-from pipelines.stages.select.config import SelectConfig
+from pipelines.stages.select.config import STAGE, SelectConfig
 from tests.compressor.conftest import tiny
 from tests.tiny import write_pipeline
 
@@ -30,6 +30,15 @@ def chosen(folder, **keys) -> dict[str, torch.Tensor]:
 
 def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return all(torch.equal(places, other[path]) for path, places in one.items())
+
+
+@pytest.mark.parametrize(
+    ("keys", "reads"),
+    [({}, False), ({"score": "pafi"}, False), ({"score": "sam"}, True), ({"score": "pafi", "on": "lora"}, True)],
+)
+def test_only_gradients_and_new_tensors_make_a_choice_depend_on_the_rows(keys, reads):
+    """Then other rows or labels make it again."""
+    assert STAGE.reads_data(SelectConfig(**keys)) is reads
 
 
 def test_more_samples_than_rows_are_whole_passes_over_them(tmp_path):

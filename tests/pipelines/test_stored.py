@@ -268,9 +268,11 @@ def test_the_base_of_a_run_is_used_by_it(out, on_a_run, ages, record):
         assert open_run(out / "toy").model == str(out / ".store" / base)
 
 
-def test_a_base_of_the_users_own_in_the_store_is_no_artifact(project, out):
-    shutil.copytree(project.parent / "model", out / ".store" / "mine")
-    project.write_text(project.read_text().replace("./model", str(out / ".store" / "mine")))
+@pytest.mark.parametrize("place", ["runs/.store/mine", f"others/.store/tune-{16 * '0'}"])
+def test_a_base_that_no_run_made_in_this_store_is_no_artifact(project, out, place):
+    """The user's own in it, and an artifact of another store."""
+    base = shutil.copytree(project.parent / "model", out.parent / place)
+    project.write_text(project.read_text().replace("./model", str(base)))
     assert "artifact" not in open_run(go(project, out).folder).lock["model"]
 
 

@@ -427,6 +427,25 @@ def test_named_runs_repeat_a_setting(tmp_path):
     assert json.loads((tmp_path / "sweep.json").read_text())["repetitions"] == ["run"]
 
 
+def test_differences_are_later_minus_earlier_after_the_last_stage_and_costs_are_means(tmp_path):
+    plan = plan_of(size=SIZES)
+    trials = plan.trials(types.SimpleNamespace(seed=0))
+    score = {"few": 0.5, "many": 0.9}
+    outcomes = {
+        trial.name: TrialOutcome(
+            {"tune": {"score": 0.1}, "end": {"score": score[trial.values["size"]]}},
+            {"bytes": 1.0 + 2 * trial.repeat["seed"]},
+            main="score",
+        )
+        for trial in trials
+    }
+    result = summarize(tmp_path, plan, trials, outcomes, ["tune", "end"])
+    assert [(row.first, row.second, row.stage, row.difference.mean) for row in result.comparisons] == [
+        (("few",), ("many",), "end", pytest.approx(0.4))
+    ]
+    assert result.costs == {"bytes": {("few",): 2.0, ("many",): 2.0}}
+
+
 @pytest.mark.parametrize("broken", ["few one", "one"])
 def test_cells_that_failed_keep_their_places_and_have_the_metrics_of_their_task(tmp_path, broken):
     """One cell, or a whole column, and the row between the others."""

@@ -218,11 +218,12 @@ def test_a_table_is_of_one_graph(monkeypatch):
     short, longer = (passes_of([{"input_ids": [5] * length, "attention_mask": [1] * length}], 0, [1])[0] for length in (4, 9))
     others = [name(model, short), name(model, longer)]
     others += [name(model, precision="int8"), name(model, rounds=9), name(model, threads=2)]
+    others += [name(model, batch=8), name(model, length=64)]
     for key, value in (("KNOTS", meet_target.KNOTS[1:]), ("TABLE", meet_target.TABLE + 1)):
         with monkeypatch.context() as patch:
             patch.setattr(meet_target, key, value)
             others.append(name(model))
-    assert len({name(model), *others}) == 8
+    assert len({name(model), *others}) == 10
     names = {name(model)}
     for value in ("AVX2", "AVX512_CORE"):
         monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", value)

@@ -9,6 +9,7 @@ import pytest
 
 from compressor import digests
 from compressor.errors import UserError
+from compressor.tasks import reading
 from pipelines.engine.preflight import check_inputs
 from pipelines.engine.runner import run_pipeline
 from pipelines.engine.stage import NamedInputs
@@ -29,6 +30,8 @@ def go(path, out, **options):
         ("new_weights", "model: the model's folder changed"),
         ("new_generation", "generation_config.json: changed while the run was reading it"),
         ("exchanged_data", "train.tsv: was written to"),
+        ("exchanged_weights", "model.safetensors: was written to"),
+        ("exchanged_config", "config.json: was written to"),
         ("deleted_data", "train.tsv: disappeared"),
     ],
 )
@@ -57,14 +60,18 @@ def test_a_process_reads_an_unchanged_input_once(project, monkeypatch):
         read.append(Path(stream.name).name)
         return real(stream, name)
 
+    columns, checked = reading._checked_columns, []
+    monkeypatch.setattr(reading, "_checked_columns", lambda path, task: checked.append(path.name) or columns(path, task))
     monkeypatch.setattr(hashlib, "file_digest", recorded)
     pipeline = load_pipeline(project)
     first = check_inputs(pipeline)
     assert check_inputs(pipeline) == first and read.count("train.tsv") == read.count("model.safetensors") == 2, "just written"
     monkeypatch.setattr(digests, "SETTLED_NS", -1)
     read.clear()
+    checked.clear()
     assert check_inputs(pipeline) == check_inputs(pipeline) == first
     assert read.count("train.tsv") == read.count("model.safetensors") == 1
+    assert checked == ["train.tsv", "dev.tsv"]
     toys.flip_weight(project.parent / "model")
     changed = check_inputs(pipeline)
     assert changed.base.sha256 != first.base.sha256 and read.count("model.safetensors") == 2 and read.count("train.tsv") == 1

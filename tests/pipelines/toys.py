@@ -156,8 +156,19 @@ def new_generation(trouble: Path) -> None:
 
 
 def exchanged_data(trouble: Path) -> None:
-    """Other data for a moment: bytes, size and mtime are as they were."""
-    path = trouble.parents[1] / "project" / "train.tsv"
+    exchange(trouble.parents[1] / "project" / "train.tsv")
+
+
+def exchanged_weights(trouble: Path) -> None:
+    exchange(trouble.parents[1] / "project" / "model" / "model.safetensors")
+
+
+def exchanged_config(trouble: Path) -> None:
+    exchange(trouble.parents[1] / "project" / "model" / "config.json")
+
+
+def exchange(path: Path) -> None:
+    """Give a file another content for a moment: bytes, size and mtime are as they were."""
     before, content = path.stat(), path.read_bytes()
     path.write_bytes(content[::-1])
     path.write_bytes(content)
@@ -200,6 +211,8 @@ TROUBLES = {
         new_weights,
         new_generation,
         exchanged_data,
+        exchanged_weights,
+        exchanged_config,
         deleted_data,
         hang,
     )

@@ -20,9 +20,11 @@ from compressor.models.anatomy import matrices_of
 from compressor.models.reference import Reference
 from compressor.pruning.weights import hide_lowest, importance
 from compressor.tasks import TaskConfig
+from compressor.tasks.decoding.text_metrics import TEXT_METRICS
 from export.parity.compare import compare
 from pipelines.engine.stage import Artifact, Inputs, Stage, StageConfig
-from pipelines.reporting.facts import aimed
+from pipelines.reporting.candidates import cells_of
+from pipelines.reporting.facts import aimed, facts, removal_text
 from pipelines.reporting.figures import figures, losses, share_by_bin, tradeoff
 from pipelines.reporting.format import (
     Speed,
@@ -41,6 +43,7 @@ from pipelines.reporting.gather import time_of
 from pipelines.reporting.generated import changed, score_table
 from pipelines.reporting.render import to_html, to_markdown
 from pipelines.reporting.summary import change_of, is_pruned, latency_row, masks_of_base, speed_of
+from pipelines.reporting.tables import quality as quality_table
 from pipelines.reporting.tables import tables
 from pipelines.reporting.unmeasured import gather_unmeasured
 from pipelines.stages.benchmark.costs import cost_of, facts_of_models
@@ -61,6 +64,7 @@ from tests.reporting.conftest import (
     measurements,
     quality,
     training,
+    write_report,
 )
 from tests.tiny import write_model
 
@@ -104,6 +108,94 @@ def page(folder):
 
 def row(report, start):
     return next(row for row in report["summary"] if row["metric"].startswith(start))
+
+
+@pytest.fixture(scope="module")
+def uneven(tmp_path_factory):
+    """The report of a run in which figures that are equal in others differ: at batch 1 the runtime alone gains nothing, sorted
+    rows take half of the time, and the compressed file is shown to be worse."""
+
+    def edit(measured):
+        named = {candidate["name"]: candidate for candidate in measured["candidates"]}
+        times = named["dense PyTorch fp32"]["latency"][0]
+        named["dense ONNX fp32"]["latency"][0] |= {key: times[key] for key in ("p50", "samples_ms")}
+        named["compressed ONNX int8"]["difference_interval"] = [-0.025, -0.004]
+        for candidate in named.values():
+            candidate["real_lengths"][1]["p50"] /= 2
+
+    return load(write_report(tmp_path_factory.mktemp("uneven"), edit=edit))
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "column", "shown"),
+    [
+        ("summary", "p50 latency, batch 8 × 128", "dense ONNX fp32", "104 ms"),
+        ("summary", "throughput, batch 8 × 128", "against PyTorch", "4.11 × more"),
+        ("summary", "FLOPs of a row of 128 tokens", "compressed ONNX int8", "1.43 G"),
+        ("steps", "+ int8", "p50, batch 8", "36.7 ms"),
+        ("steps", "+ int8", "stored", "18.3 MB"),
+        ("steps", "+ int8", "accuracy", "85.8 %"),
+        ("trainable", "tune", "counted", "147,648"),
+        ("trainable", "tune", "of dense", "0.650 %"),
+        ("parity", "compressed: PyTorch -> ONNX int8", "accuracy", "86.3 % → 86.0 %"),
+        ("parity", "compressed: PyTorch -> ONNX int8", "of rounding", "1.02 ×"),
+        ("variants", "dense ONNX int8", "against dense", "−0.6 to +0.3"),
+        ("variants", "compressed ONNX int8", "", "worse than dense"),
+        ("latency", "dense PyTorch fp32", "p95 ms", "23.1"),
+        ("latency", "dense PyTorch fp32", "rows/s", "45.9"),
+        ("real-lengths", "dense PyTorch fp32", "rows/s", "122"),
+        ("real-lengths", "compressed ONNX int8", "speed-up", "4.11 ×"),
+    ],
+)
+def test_a_cell_shows_the_figure_of_its_row_and_column(uneven, name, line, column, shown):
+    (table,) = (table for table in tables(uneven) if table.id == name)
+    assert dict(zip(table.columns, next(row for row in table.rows if line in row), strict=True))[column] == shown
+
+
+def test_a_sentence_has_the_figures_of_what_it_names(uneven):
+    told = dict(facts(uneven))
+    assert told["Task"].endswith("; train.tsv, dev.tsv")
+    assert told["Removed"] == "heads by delta, 6 per layer; neurons by taylor, 0.5 per layer"
+    assert "ONNX Runtime alone, dense and in fp32: 1.44 × faster at batch 8" in uneven["notes"][1]
+    assert "gives 1.76 × the speed at batch 1, 1.76 × the speed at batch 8" in uneven["notes"][2]
+    (flops,) = uneven["flops"]
+    assert flops["compressed"] / flops["dense"] == pytest.approx(flops["ratio"]) and flops["ratio"] < 1
+
+
+def test_a_figure_draws_what_its_axes_say(uneven):
+    drawn = {figure["id"]: figure for figure in figures(uneven)}
+    last = drawn["tradeoff"]["data"][-1]
+    assert last["y"] == [pytest.approx(85.75)], "percent"
+    assert (last["error_y"]["arrayminus"], last["error_y"]["array"]) == ([pytest.approx(2.4)], [pytest.approx(2.35)])
+    assert drawn["stored"]["data"][0]["x"][0] == 90.871, "megabytes"
+    assert drawn["quality"]["layout"]["shapes"][0]["y0"] == pytest.approx(86.75), "the first stage"
+    assert drawn["kept"]["caption"].startswith("Filled is kept: 36 of 72 heads and 4,608 of 9,216 ")
+
+
+@pytest.mark.parametrize(
+    ("item", "says"),
+    [
+        ({"structure": "layers", "criterion": "taylor", "remove": 2, "scope": "layer"}, "layers by taylor, 2 in all"),
+        (
+            {"structure": "weights", "criterion": "weight", "pattern": "2:4", "hidden": 1234, "entries": 6170},
+            "weights by weight, 2:4, 1,234 of 6,170 zero",
+        ),
+    ],
+)
+def test_a_removal_is_told_by_what_it_counts(item, says):
+    assert removal_text(item) == says
+
+
+@pytest.mark.parametrize(
+    ("batches", "lengths", "shown"),
+    [
+        ([1, 4, 8, 32], [32, 128, 512], [(1, 128), (8, 128)]),
+        ([2, 4, 16], [64, 256], [(2, 256), (16, 256)]),
+        ([4], [64], [(4, 64)]),
+    ],
+)
+def test_a_report_shows_the_usual_shapes_or_the_widest_apart(batches, lengths, shown):
+    assert cells_of({"latency": [{"batch": batch, "length": length} for batch in batches for length in lengths]}) == shown
 
 
 def test_what_kept_libraries_from_instructions_is_told(write):
@@ -236,7 +328,9 @@ def test_the_fastest_dense_file_is_another_at_another_batch(write):
         found = {one["name"]: one for one in measured["candidates"]}
         found["dense ONNX fp32"]["latency"][0] = found["compressed ONNX int8"]["latency"][0]
 
-    (note,) = [note for note in load(write(edit=edit))["notes"] if note.startswith("Against the fastest dense file")]
+    report = load(write(edit=edit))
+    (note,) = [note for note in report["notes"] if note.startswith("Against the fastest dense file")]
+    assert report["rival"] == "dense ONNX int8", "that of the last shape"
     assert re.match(
         r"Against the fastest dense file of each: no .* at batch 1 \(ONNX fp32\), .* faster \(.*\) at batch 8 \(ONNX int8\)",
         note,
@@ -300,6 +394,7 @@ def test_only_a_runtime_of_the_device_could_have_been_faster(write, device, told
     few = ("dense PyTorch fp32", "dense ONNX fp32", "compressed ONNX fp32")
     notes = load(write(candidates=few, edit=lambda measured: measured.update(device=device)))["notes"]
     assert any(" No file of OpenVINO was exported" in note for note in notes) == told
+    assert any(" No dense file ONNX int8 was measured" in note for note in notes) == told
 
 
 @pytest.mark.parametrize("gain", [1.5, 1 / 1.6])
@@ -909,6 +1004,9 @@ def test_the_interval_of_texts_is_shown_as_in_the_summary(metric, between, shown
     settings = {"beams": 1, "max_new_tokens": 5}
     table = score_table({"settings": settings, "prompts": 20, "references": 20, "scores": scores})
     assert table.rows[0][3] == shown
+    main = {"key": metric, "name": metric, "scale": TEXT_METRICS[metric].scale, "every": []}
+    by_file = [{"stage": "tuned", "file": "validation", "rows": 20, metric: between[1], "interval": between}]
+    assert quality_table({"metric": main, "quality_by_file": by_file}).rows[0][-1] == shown
 
 
 def test_ties_are_rounded_away_from_zero_in_values_and_changes():
@@ -1007,7 +1105,7 @@ def account_of_auto():
     ]
     return {
         "budget": 0.5, "rows": 800, "ranking_rows": 32, "most_excluded": 0.5, "batch": 8, "length": 128, "rounds": 10,
-        "tried": tried, "sensitivity": {"onnxruntime": ranking}, "matrices": {"onnxruntime": 41},
+        "tried": tried, "sensitivity": {"onnxruntime": ranking, "openvino": ranking[:1]}, "matrices": {"onnxruntime": 41},
         "kept": {"runtime": "onnxruntime", "precision": "int8", "excluded": ["bert.embeddings.token_type_embeddings"]},
         "waited": 0.4,
     }  # fmt: skip
@@ -1019,7 +1117,8 @@ def test_what_precision_auto_tried_is_told_with_its_reasons(write, monkeypatch):
     text = (write() / "report.md").read_text()
     assert "| onnxruntime | int8 | 0 | 78.0 | 3.10 × | −0.6 points | 98.8 % | loses 0.63 points, 0.5 allowed |" in text
     assert "| onnxruntime | int8 | 1 | 78.0 | 3.10 × | −0.1 points | 99.1 % | kept: within the budget |" in text
-    assert r"| onnxruntime | bert.embeddings.token\_type\_embeddings | 0.0161 | fp32 |" in text
+    for runtime, left in (("onnxruntime", "fp32"), ("openvino", "")):
+        assert rf"| {runtime} | bert.embeddings.token\_type\_embeddings | 0.0161 | {left} |" in text
     assert "a little optimistic" in text and "| labels agree |" in text
     assert "The measured processes waited for a core 40% of their time" in text
     assert not [line for line in text.splitlines() if line != line.rstrip()]
@@ -1160,12 +1259,16 @@ def test_without_a_benchmark_the_comparisons_of_files_are_told_all_the_same(tmp_
     assert "| onnxruntime | int8 | 1 | 78.0 |" in (tmp_path / "out" / "report.md").read_text()
     assert not any(table.id == "precision" for table in tables({**report, "precision": None}))
     # as with a benchmark: what the recovery would have gained without pruning, and what an unmerged delta costs
-    assert report["headline"].endswith("dense and 88.0 % of the control (dense, trained as long) on 800 rows")
+    assert report["headline"].endswith(
+        "accuracy 86.0 % against 86.8 % dense and 88.0 % of the control (dense, trained as long) on 800 rows"
+    )
+    assert report["summary"][0]["change"] == "−0.8 points"
     assert report["control"]["difference"] == pytest.approx(-0.02) and "accuracy, control (dense, trained as long)" in rows
     assert any("the control" in note and "−2.0 points; a benchmark tells the interval" in note for note in told)
     sizes = {role: int(rows["parameters"][role].replace(",", "")) for role in ("dense", "compressed")}
     assert sizes["compressed"] == sizes["dense"] + 500
-    assert any(note.startswith("The deltas are kept apart (merge: false): 500 parameters") for note in told)
+    (apart,) = [note for note in told if note.startswith("The deltas are kept apart (merge: false)")]
+    assert "500 parameters and 1.28e-5 G FLOPs for a row of 128 tokens (" in apart, "a multiply-add is two"
     assert "ONNX Runtime int8 has weights of 7 bits: this processor has no VNNI, and products of 8 bits overflow." in told
     assert "OpenVINO fp32 computes 6 attentions by several operators each, which is slower than by one." in told
     assert "dense: PyTorch -> ONNX int8 exceeds its bound: that file is a baseline here and is not deployed." in told
