@@ -119,7 +119,9 @@ def kept_note(stage: str, training: Record) -> str:
     control = " (its control likewise)" if "kept_step" in training.get("control", {}) else ""
     count, last = len(training["evaluations"]), training["evaluations"][-1]["step"]
     if count == 1:
-        return f"{stage} gives the parameters of its last step{control}: only these were evaluated, so `keep_best` chose nothing."
+        return (
+            f"{stage} gives the parameters of its last step{control}: only these were evaluated, so `keep_best` chose nothing."
+        )
     return (
         f"{stage} gives the parameters of step {training['kept_step']:,} of {last:,}{control}: the best of {count} evaluations "
         "on the validation rows, so the quality on these rows is slightly too good."
