@@ -49,8 +49,8 @@ def compare_modules(
 
 
 def _align(model: nn.Module) -> None:
-    """Put each matrix of one row, as the head of a regression, where an allocated one would begin: the last bits of its products
-    depend on where in memory it is, and one of a loaded file lies anywhere."""
+    """Put each matrix of one row, as the head of a regression, where an allocated one would begin: the last bits of its
+    products depend on where in memory it is, and one of a loaded file lies anywhere."""
     for matrix in model.parameters():
         if matrix.device.type == "cpu" and matrix.shape[:1] == (1,) and matrix.data_ptr() % ALIGNMENT:
             matrix.data = matrix.data.clone()
