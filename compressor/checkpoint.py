@@ -109,7 +109,7 @@ def load_state(folder: Path, base_folder: Path, *, changes: bool = True, seed: i
             restore_masks(model, description["changes"], tensors)
             return model
     _load_strictly(model, head, set(head_names(model)), folder)
-    compression_of(model).own_head_gone = compression_of(model).head_origin == "kept"
+    compression_of(model).head_set = True
     if description["weights_moved"]:
         _load_strictly(model, weights, set(_plain_weights(model)) - head_names(model), folder)
         compression_of(model).weights_moved = True

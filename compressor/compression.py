@@ -64,8 +64,10 @@ class Compression:
     """Names of the task head's parameters; None for a model that was not built here."""
     head_origin: str | None = None
     """Where the task head comes from, a key of `compressor.models.build.HEAD_ORIGINS`."""
-    own_head_gone: bool = False
-    """Another task head is where the base's own was, or may be the one for other labels that the base has."""
+    own_labels: list[str] | None = None
+    """The labels that the base's own task head is for; None without one of this kind."""
+    head_set: bool = False
+    """A task head was loaded, or set, in the place of the one that the model was built with."""
     origin: Origin | None = None
     """The base it was built from, if known."""
     tasks: Tasks | None = None

@@ -65,7 +65,14 @@ def build(folder: Path, label_names: list[str], seed: int = 0, auto_class: str =
         raise UserError("E304", f"the folder {_lacking(broken)}", "Give a complete model folder", str(folder))
     compression_of(model).head_parameters = frozenset(outside | missing)
     compression_of(model).head_origin = origin
+    compression_of(model).own_labels = _own_labels(folder, type(empty).__name__) if origin in ("kept", "replaced") else None
     return model.eval()
+
+
+def _own_labels(folder: Path, architecture: str) -> list[str] | None:
+    """The labels of the task head that `folder` holds; None for one of another architecture."""
+    config = config_of(folder)
+    return [*config.id2label.values()] if config.architectures == [architecture] else None
 
 
 HEAD_ORIGINS = {

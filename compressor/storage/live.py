@@ -62,9 +62,11 @@ def check_head(model: nn.Module, head: dict[str, Tensor] | None, label_names: Se
     """
     fix = "Load it on its own base's folder"
     if head is None:
-        if compression_of(model).own_head_gone:
+        compression = compression_of(model)
+        if compression.head_set and list(label_names) == compression.own_labels:
             raise UserError("E311", "the delta has no task head, and another task's has replaced the base's own", fix)
-        if list(label_names) != (names := _labels_of(model)):
+        names = [model.config.id2label[number] for number in range(model.config.num_labels)]
+        if list(label_names) != names:
             what = f"the delta has no task head and labels {_first_of(label_names)}, the model's head is for {_first_of(names)}"
             raise UserError("E311", what, "Write the delta with its head")
         return
@@ -80,10 +82,6 @@ def check_head(model: nn.Module, head: dict[str, Tensor] | None, label_names: Se
             raise UserError("E311", f"{name} is {tuple(tensor.shape)}, the model wants {tuple(expected)}", fix)
 
 
-def _labels_of(model: nn.Module) -> list[str]:
-    return [model.config.id2label[number] for number in range(model.config.num_labels)]
-
-
 def _first_of(names: Sequence[str]) -> str:
     """The first few of many names, separated by commas."""
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
@@ -91,10 +89,7 @@ def _first_of(names: Sequence[str]) -> str:
 
 def set_head(model: nn.Module, head: dict[str, Tensor], label_names: Sequence[str]) -> None:
     """Replace the task head of `model`, also by one for another number of classes. Call `check_head` first."""
-    compression = compression_of(model)
-    # a head of the base that is not for the labels of `build` may be for these
-    maybe_own = compression.head_origin == "replaced" and list(label_names) != _labels_of(model)
-    compression.own_head_gone |= compression.head_origin == "kept" or maybe_own
+    compression_of(model).head_set = True
     for name, tensor in head.items():
         path, _, leaf = name.rpartition(".")
         owner, parameter = model.get_submodule(path), model.get_parameter(name)

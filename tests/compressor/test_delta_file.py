@@ -302,10 +302,12 @@ def test_what_was_loaded_before_answers_no_delta_without_a_head_that_the_base_s_
     state = tuned(build(found.folder, own), "bitfit")
     save_state(state, tmp_path / "state", **facts, label_names=own)
     assert "has replaced the base's own" in refused("E311", compressor.load, compressor.load(tmp_path / "state"), delta=bare)
-    # the base has no head for these labels: the live one is meant
-    live = compressor.load(found.folder, delta=others)
-    expected = forward(live)
-    assert torch.equal(forward(compressor.load(live, delta=bare_others)), expected)
+    # the base has no head for these labels: the live one is meant, whatever was loaded before it
+    four = written("four", [*LABELS, "d"], head=True)
+    for before in ([others], [four, with_head, others]):
+        live = functools.reduce(lambda model, path: compressor.load(model, delta=path), before, found.folder)
+        expected = forward(live)
+        assert torch.equal(forward(compressor.load(live, delta=bare_others)), expected)
 
 
 def test_what_is_refused_leaves_the_live_model_as_it_was(tmp_path):
