@@ -12,7 +12,7 @@ from typing import Any
 
 from compressor.errors import UserError
 from compressor.tasks import GENERATED, KINDS, ending
-from compressor.tasks.kinds.classification import most_classes
+from compressor.tasks.kinds.classification import MANY_CLASSES, most_classes
 from compressor.tasks.kinds.multilabel import cells_of
 from compressor.tasks.kinds.spans import answer_pairs
 from compressor.tasks.kinds.tokens import is_tag
@@ -31,8 +31,8 @@ from pipelines.init.list_guesses import (
     numbers_as_text,
 )
 
-MOST_GRADES = 20
-"""Largest number of distinct integers in a column of classes."""
+MOST_GRADES, SENTENCE = 20, 10
+"""Largest number of distinct integers in a column of classes; words on average from which texts are sentences and no names."""
 PYTHON_LIST = re.compile(r"""\[\s*(['"].*)?\]""", re.DOTALL)
 """A list of texts as Python, numpy and pandas write it; none as [joy] or [18-24], which may be classes."""
 MOSTLY = 0.75
@@ -109,8 +109,16 @@ class DataColumn:
     @property
     def classes(self) -> bool:
         """Whether there are few distinct values, none of them empty, each on several rows."""
-        count, rows = len(self.distinct), len(self.texts)
-        return self.filled and not self.free and 2 <= count <= min(most_classes(count, rows), max(rows // 2, 2))
+        most = min(MANY_CLASSES, max(len(self.texts) // 2, 2))
+        return self.filled and not self.free and 2 <= len(self.distinct) <= most
+
+    @property
+    def many_classes(self) -> bool:
+        """Whether there are so many distinct values, each on several rows, that only a column called a label holds them as
+        classes: names, and no sentences."""
+        count = len(self.distinct)
+        words = sum(len(text.split()) for text in self.distinct) / max(count, 1)
+        return self.filled and words < SENTENCE and MANY_CLASSES < count <= most_classes(count, len(self.texts))
 
     @property
     def counted(self) -> bool:
@@ -126,7 +134,7 @@ class DataColumn:
     def labels(self) -> bool:
         """Whether the values may be labels: classes, or numbers. Empty cells are passed over: reading the rows tells where."""
         given = self.given
-        return given.classes or (given.filled and given.numbers and len(given.distinct) > 1)
+        return given.classes or given.many_classes or (given.filled and given.numbers and len(given.distinct) > 1)
 
     def sample(self) -> str:
         """Some of the column's values, for a message."""
@@ -302,7 +310,7 @@ def _kind(table: DataTable, label: DataColumn) -> tuple[str, str]:
     grades = sorted(set(map(float, label.distinct))) if label.numbers else []
     if label.numbers and (label.fractions or len(grades) > MOST_GRADES):
         return "regression", f"'{label.name}' holds {len(grades)} different numbers, {grades[0]:g} to {grades[-1]:g}"
-    if count <= most_classes(count, len(label.texts)):
+    if count <= MANY_CLASSES or label.many_classes:
         more = "; if they are grades, say --kind regression" if label.numbers and count > 3 else ""
         return "classification", f"'{label.name}' holds {count} different labels: {label.sample()}{more}"
     what = f"column '{label.name}' holds {count} different texts: no classes, and no numbers"

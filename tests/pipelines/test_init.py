@@ -1101,6 +1101,29 @@ def rare(data, words=("scarce",)):
     (data / "train.tsv").write_text(GOOD + GOOD.split("\n", 1)[1] * 6 + extra)
 
 
+@pytest.mark.parametrize(
+    ("column", "value", "found"),
+    [
+        ("label", lambda n: f"intent {n % 600}", "label"),
+        ("sku", lambda n: f"sku{n % 600}", "mood"),
+        ("n_chars", lambda n: n % 600, "mood"),
+    ],
+)
+def test_hundreds_of_classes_are_those_of_a_column_called_a_label(tmp_path, column, value, found):
+    rows = "".join(f"a film as good as number {n}\t{value(n)}\t{'abc'[n % 3]}\n" for n in range(3600))
+    guessed = guess(table(tmp_path, f"comment\t{column}\tmood\n{rows}", "tsv"))
+    assert (guessed.kind, guessed.label) == ("classification", found)
+
+
+def test_hundreds_of_sentences_are_no_classes(tmp_path):
+    rows = "".join(
+        f"a film as good as number {n}\tthe answer to it is a text of more than ten words, number {n % 600}\n"
+        for n in range(3600)
+    )
+    with pytest.raises(UserError, match=r"E131 .*600 different texts: no classes"):
+        guess(table(tmp_path, f"input\ttarget\n{rows}", "tsv"), label="target")
+
+
 def test_a_sample_holds_the_classes_that_are_rare(ask, data, tmp_path, monkeypatch):
     """Another is drawn, then a larger one, and where none holds them all rows are taken: nobody asked for a sample."""
     monkeypatch.setattr(defaults, "MANY", 100)

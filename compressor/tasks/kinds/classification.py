@@ -57,7 +57,8 @@ def outputs(task: TaskConfig, labels: list[str]) -> list[str]:
     names, path = set(labels), str(task.train)
     if len(names) < 2:
         raise UserError("E208", f"every row has the label '{labels[0]:.60}'", "Training needs two classes or more", path)
-    require_classes(len(names), len(labels), path, ", or say kind: regression where it is a score")
+    what = f"{len(names)} distinct labels in {len(labels)} rows"
+    require_classes(len(names), len(labels), what, path, ", or say kind: regression where it is a score")
     return in_order(names)
 
 
@@ -66,11 +67,10 @@ def most_classes(count: int, rows: int) -> int:
     return MANY_CLASSES if rows < LEAST_ROWS * count else MAX_CLASSES
 
 
-def require_classes(count: int, rows: int, path: str, otherwise: str = "") -> None:
-    """Raise UserError E208 where `count` distinct labels in so many rows are too many to be classes."""
+def require_classes(count: int, rows: int, what: str, path: str, otherwise: str = "") -> None:
+    """Raise UserError E208, which says `what`, where `count` distinct labels in so many rows are too many to be classes."""
     most = most_classes(count, rows)
     if count > most:
-        what = f"{count} distinct labels in {rows} rows"
         few = f" with fewer than {LEAST_ROWS} rows each" if most == MANY_CLASSES else ""
         raise UserError("E208", what, f"At most {most} classes{few}; check task.label{otherwise}", path)
 

@@ -70,7 +70,8 @@ def outputs(task: TaskConfig, labels: list[tuple[str, ...]]) -> list[str]:
     if len(names) < 2:
         what = f"{len(names)} distinct labels in {len(labels)} rows"
         raise UserError("E208", what, "Training needs two labels or more; for one, say kind: classification", path)
-    require_classes(len(names), sum(len(row) for row in labels), path)
+    uses = sum(len(row) for row in labels)
+    require_classes(len(names), uses, f"{len(names)} distinct labels, {uses:,} in all", path)
     return in_order(names)
 
 
