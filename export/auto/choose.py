@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from export.parity.compare import ParityResult
+from export.parity.bounds import BOUNDS
+from export.parity.compare import ParityResult, why_refused
 
 MOST_EXCLUDED = 0.5
 """Largest share of matrices left in fp32 before int8 is given up: beyond it little speed is gained."""
@@ -37,8 +37,9 @@ class Candidate:
         return self.result.metric_reference - self.result.metric_candidate
 
     def to_json(self) -> dict[str, Any]:
-        """The entry in an artifact's metadata, as JSON data."""
-        quality = {"loss": self.loss, "agreement": self.result.agreement} if self.result else {}
+        """The entry in an artifact's metadata, as JSON data; without figures where the outputs could not be compared."""
+        compared = self.result is not None and self.result.has_figures
+        quality = {"loss": self.loss, "agreement": self.result.agreement} if compared else {}
         names = ("runtime", "precision", "ms", "speed", "within", "verdict")
         return {**{name: getattr(self, name) for name in names}, "excluded": len(self.excluded), **quality}
 
@@ -50,7 +51,7 @@ def with_verdict(trial: Candidate, result: ParityResult, budget: float) -> Candi
     if trial.loss > budget + 1e-9:
         return replace(trial, verdict=f"loses {100 * trial.loss:.2f} points, {100 * budget:g} allowed")
     if not result.passed:
-        return replace(trial, verdict=f"not the same function ({result.bound}; they agree to {result.agreement:.1%})")
+        return replace(trial, verdict=f"not the same function ({why_refused(result)})")
     return replace(trial, within=True, verdict="within the budget")
 
 
@@ -64,6 +65,12 @@ def counts(matrices: int) -> Iterator[int]:
         yield most
 
 
+def is_in_vain(failed: ParityResult, most: ParityResult) -> bool:
+    """Whether no matrices in fp32 help a file that `failed`: with the `most` of them its outputs still move further than
+    rounding all matrices explains, so with fewer of them they do, too."""
+    return "rounding" in most.failed and most.distance > BOUNDS[failed.kind].rounding * failed.rounding
+
+
 def choose_candidate(
     trials: Sequence[Candidate],
     *,
@@ -75,17 +82,26 @@ def choose_candidate(
 
     The fastest is judged first. `clock` times trials in one run, `judge` sets the verdict of one; `spared` writes files of an
     int8 trial with more and more matrices left in fp32: the first within the budget is timed again with the remaining trials,
-    and ranked among them. fp32 trials already have a verdict; one of them is kept if nothing faster passes.
+    and ranked among them. A trial that has a verdict, as those in fp32 have, is not judged again. One in fp32 is kept if
+    nothing faster passes.
     """
+
+    def judged(trial: Candidate) -> Candidate:
+        return trial if trial.verdict else judge(trial)
+
     waiting, seen = clock(trials), {}
     while True:
         fastest = min(waiting, key=lambda trial: trial.ms)
         waiting.remove(fastest)
-        seen[fastest.path] = fastest = fastest if fastest.verdict else judge(fastest)
+        seen[fastest.path] = fastest = judged(fastest)
         if fastest.within:
-            slower = [replace(trial, verdict="slower than what is kept") for trial in waiting if trial.path not in seen]
-            return fastest, [*seen.values(), *slower]
-        for mixed in map(judge, spared(fastest)):
+            if fastest.precision == "fp32" and not all(trial.within for trial in seen.values()):
+                seen[fastest.path] = fastest = replace(fastest, verdict=f"the last resort: {fastest.verdict}")
+            for trial in waiting:  # those that were evaluated keep their places
+                slower = "within the budget, slower" if trial.path in seen else "slower"
+                seen[trial.path] = replace(trial, verdict=f"{slower} than what is kept")
+            return fastest, list(seen.values())
+        for mixed in map(judged, spared(fastest)):
             seen[mixed.path] = mixed
             if mixed.within:
                 waiting = clock([*waiting, mixed])

@@ -8,7 +8,7 @@ the change of a correct file's outputs on any task: for ONNX Runtime's dynamic i
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,21 +34,25 @@ def rank(
     predict: Callable[[Forward], np.ndarray],
     *,
     static: bool,
+    scored: Collection[str] = (),
     on_step: Callable[[], None] = lambda: None,
 ) -> list[Sensitivity]:
     """The matrices of `model` called `names`, the most sensitive first. `predict` computes the outputs (predictions,
     outputs) of a model for the tested rows.
 
     Weights get one scale an output channel (embeddings one in all), inputs one scale: of all these rows where `static`, else
-    of each call. Names that are not a module with a matrix are left out. The model is unchanged afterwards.
+    of each call. Where `static`, the outputs of those in `scored`, attention's queries and keys, are rounded in the same way:
+    static int8 has attention read them so. Names that are not a module with a matrix are left out. The model is unchanged
+    afterwards.
     """
     modules = {name: module for name, module in model.named_modules() if name in set(names) and has_matrix(module)}
     forward = torch_forward(model)
-    with _watching(modules) as ranges:
+    with _watching(modules) as (taken, given):
         reference = predict(forward)
     ranked = []
     for name, module in modules.items():
-        with quantized(module, ranges.get(name) if static else None):
+        read = given.get(name) if static and name in scored else None
+        with quantized(module, taken.get(name) if static else None, outputs=read):
             predictions = predict(forward)
         ranked.append(Sensitivity(name, float(np.abs(predictions - reference).mean())))
         on_step()
@@ -74,28 +78,31 @@ def has_matrix(module: nn.Module) -> bool:
 
 
 @contextlib.contextmanager
-def _watching(modules: dict[str, nn.Module]) -> Iterator[dict[str, Range]]:
-    """Context that records the minimum and maximum input of every module while the model runs."""
-    ranges: dict[str, Range] = {}
+def _watching(modules: dict[str, nn.Module]) -> Iterator[tuple[dict[str, Range], dict[str, Range]]]:
+    """Context that records the ranges (minimum, maximum) of every module's inputs and of its outputs while the model runs."""
+    taken: dict[str, Range] = {}
+    given: dict[str, Range] = {}
 
     def see(name: str):
-        def hook(_module: object, inputs: tuple[Tensor, ...]) -> None:
-            low, high = ranges.get(name, (0.0, 0.0))
-            ranges[name] = (min(low, float(inputs[0].min())), max(high, float(inputs[0].max())))
+        def hook(_module: object, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            for ranges, values in ((taken, inputs[0]), (given, output)):
+                low, high = ranges.get(name, (0.0, 0.0))
+                ranges[name] = (min(low, float(values.min())), max(high, float(values.max())))
 
         return hook
 
-    handles = [module.register_forward_pre_hook(see(name)) for name, module in modules.items()]
+    handles = [module.register_forward_hook(see(name)) for name, module in modules.items()]
     try:
-        yield ranges
+        yield taken, given
     finally:
         for handle in handles:
             handle.remove()
 
 
 @contextlib.contextmanager
-def quantized(module: nn.Module, inputs: Range | None, bits: int = 8) -> Iterator[None]:
-    """Context with one module's weight rounded to `bits`, its inputs to 8. `inputs` is their range; None: that of each call."""
+def quantized(module: nn.Module, inputs: Range | None, bits: int = 8, outputs: Range | None = None) -> Iterator[None]:
+    """Context with one module's weight rounded to `bits`, its inputs to 8. `inputs` is their range; None: that of each call.
+    With a range of `outputs` they are rounded to 8 bits, too."""
 
     def hook(_module: object, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (_rounded(args[0], inputs or (float(args[0].min()), float(args[0].max()))), *args[1:])
@@ -103,12 +110,14 @@ def quantized(module: nn.Module, inputs: Range | None, bits: int = 8) -> Iterato
     weight = module.weight
     # replaced in this module only: a tied weight elsewhere is not changed
     module._parameters["weight"] = nn.Parameter(_rounded_weight(module, bits), requires_grad=False)
-    handle = None if isinstance(module, nn.Embedding) else module.register_forward_pre_hook(hook)
+    handles = [] if isinstance(module, nn.Embedding) else [module.register_forward_pre_hook(hook)]
+    if outputs:
+        handles.append(module.register_forward_hook(lambda _module, _inputs, output: _rounded(output, outputs)))
     try:
         yield
     finally:
         module._parameters["weight"] = weight
-        if handle:
+        for handle in handles:
             handle.remove()
 
 

@@ -37,7 +37,7 @@ Blocks = dict[str, Block]
 def trace_generator(model: nn.Module) -> dict[str, onnx.ModelProto]:
     """The unfused graphs of a generative model: `model`, or `encoder_model` and `decoder_model`.
 
-    Raises UserError E623 for a model whose cache holds anything but keys and values that grow with the tokens.
+    Raises UserError E623 for a model whose cache holds anything but keys and values that grow with the tokens, or none.
     """
     if model.config.is_encoder_decoder:
         return {ENCODER: trace_encoder(model), DECODER: trace_decoder(model)}
@@ -74,7 +74,7 @@ def trace_encoder(model: nn.Module) -> onnx.ModelProto:
     """(batch, sequence) ids and mask -> `present.N.encoder.key` and value (batch, heads, sequence, head size)."""
     inputs = {name: torch.ones(BATCH, SOURCE, dtype=torch.long) for name in ("input_ids", "attention_mask")}
     with unchanged(model):
-        crossed = list(_shapes(_sample_cache(model).cross_attention_cache))
+        crossed = list(_crossed(_sample_cache(model)))
         with plain_attention(model):
             return trace_named(EncoderGraph(model, crossed), inputs, dict.fromkeys(inputs, AXES))
 
@@ -100,7 +100,7 @@ def trace_decoder(model: nn.Module) -> onnx.ModelProto:
     """
     with unchanged(model):
         sample = _sample_cache(model)
-    decoded, crossed = _shapes(sample.self_attention_cache), _shapes(sample.cross_attention_cache)
+    decoded, crossed = _shapes(sample.self_attention_cache), _crossed(sample)
     past = {number: {"decoder": block} for number, block in _random(decoded, PAST).items()}
     for number, block in _random(crossed, SOURCE).items():
         past.setdefault(number, {})["encoder"] = block
@@ -184,14 +184,24 @@ def _sample_cache(model: nn.Module) -> DynamicCache | EncoderDecoderCache:
     return model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=True, **more).past_key_values
 
 
-def _shapes(cache: DynamicCache) -> dict[str, tuple[int, int]]:
-    """Number of a block -> (heads, head size), for blocks with attention. Raises UserError E623."""
+def _crossed(cache: EncoderDecoderCache) -> dict[str, tuple[int, int]]:
+    """`_shapes` of the blocks that attend to the encoder. Raises UserError E623."""
+    return _shapes(cache.cross_attention_cache, "no block of the decoder attends to the encoder")
+
+
+def _shapes(cache: DynamicCache, none: str = "no block has attention") -> dict[str, tuple[int, int]]:
+    """Number of a block -> (heads, head size), for blocks with attention. Raises UserError E623: `none`, if there are none."""
     require_growing(cache)
-    sizes = {str(number): layer.keys.shape for number, layer in enumerate(cache.layers) if layer.is_initialized}
-    shapes = {number: (shape[1], shape[3]) for number, shape in sizes.items() if shape[1] * shape[3] > 1}
+    layers = {str(number): layer for number, layer in enumerate(cache.layers) if layer.is_initialized}
+    shapes = {number: (layer.keys.shape[1], layer.keys.shape[3]) for number, layer in layers.items() if not _is_emptied(layer)}
     if not shapes:
-        raise no_keys_and_values("no block has attention")
+        raise no_keys_and_values(none)
     return shapes
+
+
+def _is_emptied(layer: DynamicLayer) -> bool:
+    """Whether the zeros of `compressor.pruning.emptied` are all that a block wrote: one head of size 1 may be a real one."""
+    return layer.keys.shape[1] * layer.keys.shape[3] == 1 and not (layer.keys.any() or layer.values.any())
 
 
 def _random(shapes: dict[str, tuple[int, int]], tokens: int) -> Blocks:

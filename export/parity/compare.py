@@ -26,6 +26,8 @@ from export.parity.bounds import BIT_EXACT_TOLERANCE, BOUNDS, ROUNDING_SHARE, Bo
 Batches = dict[str, np.ndarray]
 """Logits (predictions, classes) of some rows in several batch compositions, by the name of the composition."""
 
+FINITE = "finite logits"
+"""Bound of a comparison with outputs that are not finite."""
 RESAMPLES = 1000
 MORE_ROWS = 128
 """Number of rows that are also compared in other batches."""
@@ -133,6 +135,11 @@ class ParityResult:
         return "not shown" if self.loss is not None and not self.loss.small_enough else "passed"
 
     @property
+    def has_figures(self) -> bool:
+        """Whether outputs of one shape, all finite, were compared: otherwise agreement and metrics are 0 and say nothing."""
+        return bool(np.isfinite(self.max_difference))
+
+    @property
     def inconclusive(self) -> str:
         """Sentence about a loss that is shown neither way, with the loss that so many rows can resolve; otherwise empty."""
         if self.verdict != "not shown":
@@ -174,7 +181,7 @@ def compare(
     rows = rows_of(labels)
     if not (np.isfinite(reference).all() and np.isfinite(candidate).all()):
         broken = ~(np.isfinite(reference) & np.isfinite(candidate)).all(axis=1)
-        return _incomparable(hop, kind, labels, "finite logits", worst_row=int(rows[broken.argmax()]))
+        return _incomparable(hop, kind, labels, FINITE, worst_row=int(rows[broken.argmax()]))
     reference, candidate = reference.astype(np.float64), candidate.astype(np.float64)
     difference = np.abs(candidate - reference)
     (ours, targets), (theirs, _) = (task.metric_inputs(outputs, labels) for outputs in (reference, candidate))
@@ -337,6 +344,10 @@ def _incomparable(hop: str, kind: str, labels: np.ndarray, bound: str, worst_row
 
 def why_refused(result: ParityResult) -> str:
     """The finding of each check that refuses, in one line."""
+    if not result.has_figures:
+        if result.bound == FINITE:
+            return f"outputs that are not finite, first in row {result.worst_row} of {result.rows}"
+        return "outputs of another shape" if result.rows else "no rows"
     turned = result.agreement_beyond_noise
     beyond = "" if turned is None else f", {turned:.1%} beyond what rounding turns"
     of = {

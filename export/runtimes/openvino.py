@@ -147,8 +147,8 @@ def export_openvino(
 
     `graph` is the unfused fp32 graph (`export.graph.trace.trace`): the fused operators exist in ONNX Runtime only. `rows`
     are padded batches, int64 (batch, length), that int8 is calibrated on; the matrices `excluded` (names of
-    `export.graph.trace.matrices`) stay fp32 in it, and its weights have the bits of this processor (`compressor.processor`).
-    Equal inputs give equal bytes.
+    `export.graph.trace.matrices`) stay fp32 in it, as does an attention of which one gives queries or keys, and its weights
+    have the bits of this processor (`compressor.processor`). Equal inputs give equal bytes.
     Raises UserError E901 (extra missing), E605 (int8 without rows); ValueError for unknown precisions or matrices.
     """
     RUNTIME.require(writing=True)
@@ -160,7 +160,7 @@ def export_openvino(
 
     from export.graph.files import save
     from export.graph.trace import require_matrices
-    from export.runtimes.openvino_attention import join_attention, keep_axes, postpone_guards
+    from export.runtimes.openvino_attention import attention_left, join_attention, keep_axes, postpone_guards
 
     require_matrices(graph, excluded)
     folder.mkdir(parents=True, exist_ok=True)
@@ -173,7 +173,8 @@ def export_openvino(
             keep_axes(model)
             join_attention(model)
             if precision == "int8":
-                model = quantized_static(model, rows, excluded, RUNTIME.weight_bits())
+                left = attention_left(graph, excluded)
+                model = quantized_static(model, rows, excluded, left, RUNTIME.weight_bits())
             # after NNCF, which corrects only a bias that is added to its product at once
             postpone_guards(model)
             if precision == "bf16":
@@ -187,12 +188,16 @@ def export_openvino(
 
 
 def quantized_static(
-    model: openvino.Model, rows: Sequence[dict[str, np.ndarray]], excluded: Sequence[str] = (), weight_bits: int = 8
+    model: openvino.Model,
+    rows: Sequence[dict[str, np.ndarray]],
+    excluded: Sequence[str] = (),
+    attention: Sequence[str] = (),
+    weight_bits: int = 8,
 ) -> openvino.Model:
     """int8 weights (one scale per channel) and activations with calibrated scales, by NNCF: SmoothQuant, then bias correction.
-    Embeddings are int8 too. The products of the modules `excluded` are not quantized. With `weight_bits` of 7 the weights of
-    products take half of the range, so that no pair of products overflows without VNNI, and products of two activations stay
-    fp32, whose ranges are not halved."""
+    Embeddings are int8 too. The products of the modules `excluded`, and the nodes called `attention`, are not quantized. With
+    `weight_bits` of 7 the weights of products take half of the range, so that no pair of products overflows without VNNI, and
+    products of two activations stay fp32, whose ranges are not halved."""
     from export.graph.trace import products_of
 
     names = [value.get_any_name() for value in model.inputs]
@@ -207,6 +212,7 @@ def quantized_static(
         # a Gemm becomes the nodes NAME/WithoutBiases and NAME; and a missing name was fused away, not misspelt
         named = {node.get_friendly_name().removesuffix(WITHOUT) for node in model.get_ops()}
         left = [name for node in products_of(excluded, sorted(named)) for name in (node, f"{node}{WITHOUT}")]
+        left += attention
         if weight_bits == 7:
             left += activation_products(model)
         return nncf.quantize(model, dataset, ignored_scope=nncf.IgnoredScope(names=left, validate=False), **options)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import onnx
     import openvino
+
+JOINED = "/attention"
+"""End of the name of a joined attention, behind that of the product that gave its states."""
 
 STATES_ONLY = ("Transpose", "Reshape", "Multiply", "FakeQuantize")
 """Operators between an attention and the projection of its states that give 0 for 0."""
@@ -66,7 +71,7 @@ def _is_axis_of_input(node: openvino.Node, axis: int) -> bool:
 
 def join_attention(model: openvino.Model) -> int:
     """Replace softmax(Q K^T * scale + mask) V by one ScaledDotProductAttention wherever it stands in a graph, in place;
-    returns how often. NNCF then leaves the products inside in fp32, and OpenVINO computes them by its kernel for attention.
+    returns how often. NNCF then quantizes queries and keys alone, and OpenVINO computes the rest by its kernel for attention.
 
     Queries, keys and values are (batch, heads, length, size). An attention whose scores are changed in another way than by a
     scale and sums (DeBERTa replaces the masked ones) stays as it is.
@@ -83,6 +88,18 @@ def attentions_apart(model: openvino.Model) -> int:
     """How many attentions of a graph are not one operator: its softmaxes over keys, (batch, heads, queries, keys)."""
     softmaxes = (node for node in model.get_ops() if node.get_type_name() == "Softmax")
     return sum(len(node.get_output_partial_shape(0)) == 4 for node in softmaxes)
+
+
+def attention_left(graph: onnx.ModelProto, excluded: Collection[str]) -> list[str]:
+    """Names of what must not be quantized for the outputs of the modules `excluded` to stay fp32: the products of two
+    activations that read them, and the joined attentions whose queries or keys they are. Both forms of an attention are named;
+    a model has one of them."""
+    from export.graph.attention_products import attention_products
+    from export.graph.trace import products_of
+
+    found = attention_products(graph)
+    left = [name for name, sources in found.items() if products_of(excluded, sources)]
+    return left + [f"{name}{JOINED}" for name, sources in found.items() if not sources.isdisjoint(left)]
 
 
 @dataclass(frozen=True)
@@ -110,7 +127,7 @@ class AttentionSite:
             sums[names] = functools.reduce(ops.add, self.addends)
         scale = ops.constant(1.0 / scale if self.divided else scale, dtype="float32")
         node = ops.scaled_dot_product_attention(self.query, key, self.value, sums[names], scale)
-        node.set_friendly_name(f"{self.states.get_friendly_name()}/attention")
+        node.set_friendly_name(f"{self.states.get_friendly_name()}{JOINED}")
         return node
 
 

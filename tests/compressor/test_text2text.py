@@ -318,10 +318,10 @@ def alone(model, prompt: list[int], count: int) -> str:
     return " ".join(map(str, ids[1:]))
 
 
-@pytest.mark.parametrize("architecture", ["t5", "t5-gated"])
-def test_texts_are_those_of_one_token_at_a_time(architecture):
-    """Of a model with changes, pruned heads, and settings of its own that sample."""
-    model = t5(architecture=architecture)
+@pytest.mark.parametrize(("architecture", "blocks"), [("t5", 3), ("t5-gated", 3), ("t5", 4)])
+def test_texts_are_those_of_one_token_at_a_time(architecture, blocks):
+    """Of a model with changes, pruned heads, settings of its own that sample, and as many blocks in its decoder, or more."""
+    model = t5(architecture=architecture, num_decoder_layers=blocks)
     remove(model, {0: Removal([1], [0, 5, 7]), 4: Removal([2], cross_heads=[0])})
     model = tuned(model, "lora", ("query", "cross_value"))
     model.generation_config.update(do_sample=True, temperature=5.0, decoder_start_token_id=9)

@@ -20,7 +20,7 @@ from compressor.models.anatomy import layers_of
 from compressor.pruning.surgery import Removal, remove
 from export.generation.generator_files import prove_generator
 from export.generation.greedy import generate, open_generator, open_live
-from export.graph.decoder import trace_encoder, trace_generator
+from export.graph.decoder import _sample_cache, _shapes, trace_encoder, trace_generator
 from export.graph.files import save
 from export.latency.worker import encoding, session_writer
 from export.runtimes.decoders import Decoder
@@ -242,11 +242,21 @@ def test_what_is_refused(exported, tmp_path):
     remove(model, dict.fromkeys(range(3), Removal(heads=[0, 1])))
     with pytest.raises(UserError, match=r"E623 .*no block has attention"):
         trace_generator(model)
+    behind = tiny("t5", torch.float32, auto=GENERATES["t5"])
+    remove(behind, dict.fromkeys(range(3, 6), Removal(cross_heads=[0, 1, 2, 3])))
+    with pytest.raises(UserError, match=r"E623 .*no block of the decoder attends to the encoder"):
+        trace_generator(behind)
     assert not (tmp_path / "onnx").exists()
     with pytest.raises(UserError, match=r"E602 .*no export of a model that generates"):
         open_generator(tmp_path)
     with pytest.raises(UserError, match=r"E602 .*no model was exported in fp16.*fp32"):
         open_generator(exported("llama", "cut").folder, "fp16")
+
+
+def test_one_head_of_size_1_is_no_emptied_attention():
+    model = tiny("gpt2", torch.float32, auto=GENERATES["gpt2"], hidden_size=3, num_attention_heads=3)
+    remove(model, {0: Removal(heads=[0, 1]), 1: Removal(heads=[0, 1, 2])})
+    assert _shapes(_sample_cache(model)) == {"0": (1, 1), "2": (3, 1)}
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -16,27 +15,40 @@ from transformers.pytorch_utils import Conv1D
 
 from compressor.tasks.features import predict, torch_forward
 from compressor.tasks.predictions import IGNORED
-from export.auto.choose import Candidate, choose_candidate, counts, with_verdict
+from export.auto.choose import Candidate, choose_candidate, counts, is_in_vain, with_verdict
 from export.auto.sensitivity import quantized, rank
+from export.graph.attention_products import queries_and_keys
 from export.graph.trace import matrices, trace
 from export.graph.weight_only import quantized_weights
+from export.parity.compare import compare
 from export.runtimes.onnxruntime import write_onnx
 from export.runtimes.openvino import export_openvino
+from export.runtimes.openvino_attention import attention_left
 from export.runtimes.sessions import run, session
 from pipelines.stages.export.config import ExportConfig
 from tests.compressor.conftest import tiny
 from tests.export.conftest import encoding
 from tests.loud import LOUD, loud_graph, loud_model
 
-FP32 = {"within": True, "verdict": "the last resort"}
+FP32 = {"within": True, "verdict": "the same function as PyTorch"}
+SOUND = compare("quantize", "int8", np.eye(3), np.eye(3), np.arange(3))
 
 
 def result(loss, passed=True):
-    return SimpleNamespace(metric_reference=0.9, metric_candidate=0.9 - loss, passed=passed, bound="b", agreement=0.9)
+    failed = {"passed": passed, "failed": ("rounding",) * (not passed), "distance": 0.2, "rounding": 0.1}
+    return replace(SOUND, metric_reference=0.9, metric_candidate=0.9 - loss, agreement=0.9, **failed)
 
 
-def search(speeds, losses, budget=0.005, unlike=()):
-    """What `choose` keeps and tries: `speeds` and `losses` by (runtime, matrices left in fp32)."""
+def search(*args, **options):
+    """What `choose` keeps and tries, in short."""
+    kept, tried = searched(*args, **options)
+    return (kept.runtime, kept.precision, len(kept.excluded)), [
+        (one.runtime, one.precision, len(one.excluded), one.within) for one in tried
+    ]
+
+
+def searched(speeds, losses, budget=0.005, unlike=()):
+    """(the trial that is kept, all trials): `speeds` and `losses` by (runtime, matrices left in fp32)."""
 
     def trial(runtime, spared=0):
         return Candidate(runtime, "int8", Path(runtime, str(spared)), tuple(str(number) for number in range(spared)))
@@ -54,10 +66,7 @@ def search(speeds, losses, budget=0.005, unlike=()):
 
     plain = Candidate("a", "fp32", Path("fp32"), **FP32)
     runtimes = sorted({runtime for runtime, count in losses if not count})
-    kept, tried = choose_candidate([plain, *map(trial, runtimes)], clock=clock, judge=judge, spared=spared)
-    return (kept.runtime, kept.precision, len(kept.excluded)), [
-        (one.runtime, one.precision, len(one.excluded), one.within) for one in tried
-    ]
+    return choose_candidate([plain, *map(trial, runtimes)], clock=clock, judge=judge, spared=spared)
 
 
 def test_the_fastest_within_the_budget_is_kept():
@@ -68,7 +77,8 @@ def test_the_fastest_within_the_budget_is_kept():
 
 
 def test_fp32_is_kept_where_it_is_the_fastest():
-    assert search({"fp32": 1, ("a", 0): 2}, {("a", 0): 0.0})[0] == ("a", "fp32", 0)
+    kept, _ = searched({"fp32": 1, ("a", 0): 2}, {("a", 0): 0.0})
+    assert (kept.runtime, kept.precision, kept.verdict) == ("a", "fp32", "the same function as PyTorch")
 
 
 def test_matrices_are_spared_before_a_precision_is_given_up():
@@ -80,15 +90,41 @@ def test_matrices_are_spared_before_a_precision_is_given_up():
 
 def test_a_file_with_spared_matrices_takes_its_place_in_the_queue():
     speeds = {"fp32": 9, ("a", 0): 1, ("b", 0): 4, ("a", 1): 5}
-    assert search(speeds, {("a", 0): 0.02, ("a", 1): 0.0, ("b", 0): 0.0})[0] == ("b", "int8", 0)
+    kept, tried = searched(speeds, {("a", 0): 0.02, ("a", 1): 0.0, ("b", 0): 0.0})
+    assert (kept.runtime, kept.precision, len(kept.excluded)) == ("b", "int8", 0)
+    assert [(one.runtime, len(one.excluded), one.verdict) for one in tried] == [
+        ("a", 0, "loses 2.00 points, 0.5 allowed"),
+        ("a", 1, "within the budget, slower than what is kept"),
+        ("b", 0, "within the budget"),
+        ("a", 0, "slower than what is kept"),
+    ]
     assert search(speeds | {("b", 0): 6}, {("a", 0): 0.02, ("a", 1): 0.0, ("b", 0): 0.0})[0] == ("a", "int8", 1)
 
 
 def test_fp32_is_the_last_resort_and_a_failed_bound_is_no_file_to_keep():
     losses = {("a", count): 0.02 for count in (0, 1, 2, 4)}
     speeds = {"fp32": 9, ("a", 0): 1, ("a", 1): 2}
-    assert search(speeds, losses)[0] == ("a", "fp32", 0)
-    assert search(speeds, {("a", 0): 0.0, ("a", 1): 0.0}, unlike={("a", 0)})[0] == ("a", "int8", 1)
+    kept, _ = searched(speeds, losses)
+    assert (kept.runtime, kept.precision, kept.verdict) == ("a", "fp32", "the last resort: the same function as PyTorch")
+    kept, (refused, *_) = searched(speeds, {("a", 0): 0.0, ("a", 1): 0.0}, unlike={("a", 0)})
+    assert (kept.runtime, kept.precision, len(kept.excluded)) == ("a", "int8", 1)
+    assert refused.verdict == "not the same function (outputs move 2.0 times as far as rounding moves them)"
+
+
+def test_a_file_without_numbers_has_no_loss():
+    broken = np.eye(3)
+    broken[1, 2] = np.nan
+    trial = with_verdict(Candidate("a", "int8", Path("a")), compare("quantize", "int8", np.eye(3), broken, np.arange(3)), 0.005)
+    assert trial.verdict == "not the same function (outputs that are not finite, first in row 1 of 3)"
+    assert not {"loss", "agreement"} & trial.to_json().keys()
+
+
+@pytest.mark.parametrize(("distance", "rounding", "vain"), [(0.5, 0.05, True), (0.13, 0.05, False), (0.05, 0.05, False)])
+def test_matrices_in_fp32_are_in_vain_where_half_of_them_leave_more_than_rounding_explains(distance, rounding, vain):
+    """Than the rounding of all matrices: fewer in fp32 may move outputs so far, 1.35 times .1."""
+    failed = "rounding" if distance > 2 * rounding else "metric"
+    most = replace(SOUND, passed=False, failed=(failed,), distance=distance, rounding=rounding)
+    assert is_in_vain(result(0.0, passed=False), most) == vain
 
 
 @pytest.mark.parametrize(
@@ -255,14 +291,42 @@ def test_what_is_spared_stays_fp32_in_openvino(outlier, tmp_path):
     _, graph = outlier
     names = matrices(graph)
     rows = [encoding(4, length) for length in (9, 20)]
-    kinds = []
+    kinds, rounded = [], []
     for number, excluded in enumerate(([LOUD, "classifier"], names)):
         path = export_openvino(graph, tmp_path / str(number), precisions=["int8"], rows=rows, excluded=excluded)["int8"]
         ops = {op.get_friendly_name().removesuffix("/WithoutBiases"): op for op in nodes_of(path) if is_product(op)}
         kinds.append({name: stored(op) for name, op in ops.items() if name in names})
+        rounded.append(sum(op.get_type_name() == "FakeQuantize" for op in nodes_of(path)))
+    assert rounded[0] > 6 and rounded[1] == 0, "queries and keys, too, are rounded only where their matrices are"
     assert kinds[0][LOUD] == kinds[0]["classifier"] == "f32" and list(kinds[0].values()).count("f32") == 2
     assert set(kinds[0].values()) == {"f32", "i8"} and set(kinds[1].values()) == {"f32"}
     assert set(kinds[0]) == set(kinds[1]) == set(names)
+
+
+@pytest.mark.parametrize(
+    ("excluded", "left"),
+    [("query", ["self", "self#2/attention"]), ("key", ["self", "self#2/attention"]), ("value", ["self#2"]), ("dense", [])],
+)
+def test_an_attention_stays_fp32_with_its_query_or_key(outlier, excluded, left):
+    """Joined as one operator, which reads values in fp32 anyway, or as two products. Other blocks are not touched."""
+    _, graph = outlier
+    block = "bert.encoder.layer.1.attention"
+    name = f"{block}.output.dense" if excluded == "dense" else f"{block}.self.{excluded}"
+    assert attention_left(graph, [name]) == [f"{block}.{one}" for one in left]
+
+
+def test_a_key_that_attention_cannot_round_is_the_most_sensitive(outlier):
+    """One channel of it is large, and meets a 0 in every query: static int8 has one scale for the whole key."""
+    model, (_, graph) = tiny("bert", torch.float32), outlier
+    attention = model.bert.encoder.layer[1].attention.self
+    with torch.no_grad():
+        attention.key.bias[0] = 300.0
+        attention.query.weight[0] = attention.query.bias[0] = 0.0
+    ask, names = asking([encoding(4, 9)]), matrices(graph)
+    plain, known = (rank(model, names, ask, static=True, scored=scored) for scored in ((), queries_and_keys(graph)))
+    key = "bert.encoder.layer.1.attention.self.key"
+    assert known[0].name == key != plain[0].name and known[0].difference > 5 * known[1].difference
+    assert rank(model, names, ask, static=False, scored=queries_and_keys(graph)) == rank(model, names, ask, static=False)
 
 
 def nodes_of(path):

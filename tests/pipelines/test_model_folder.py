@@ -103,6 +103,12 @@ CONFIGS = [
     Row("a kernel", keys(attn_implementation="a/b"), f"{E304}asks for attn_implementation: 'a/b'", "foreign code"),
     Row("quantized", keys(quantization_config={"quant_method": "bitsandbytes"}), f"{E304}holds quantized weights"),
     Row("an adapter", content("adapter_config.json", "{}"), f"{E304}is a peft adapter"),
+    Row(
+        "8 buckets",
+        keys(model_type="mpnet", relative_attention_num_buckets=8),
+        f"{E304}says relative_attention_num_buckets: 8",
+        "transformers' MPNet looks up 32",
+    ),
 ]
 
 READ = f"{E304}has a model.safetensors that cannot be read ("

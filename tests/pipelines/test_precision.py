@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from compressor.errors import CheckError
+from compressor.errors import CheckError, UserError
 from compressor.tasks.data import Data, TokenRows
 from compressor.tasks.features import predict, torch_forward
 from compressor.tasks.task_kind import kind_of
@@ -26,12 +26,14 @@ from pipelines.stages.deploy import config as deploy
 from pipelines.stages.export import config as export
 from pipelines.stages.export import precision
 from pipelines.stages.export.config import ExportConfig
+from pipelines.stages.export.proving import repaired
 from pipelines.stages.export.run import baseline_of
 from tests.compressor.conftest import tiny
 from tests.loud import LOUD, loud_graph, loud_model
 from tests.pipelines.test_runtimes import entry, problems
 
 AUTO = entry(export, precision="auto")
+AUTO_CONFIG = ExportConfig(precision="auto")
 
 
 def rows_of(model, count):
@@ -152,7 +154,7 @@ def test_an_int8_file_that_no_session_opens_is_left_out(tmp_path, monkeypatch):
     made, account, said, _ = chosen(tmp_path, monkeypatch, tiny("bert", torch.float32))
     assert account["kept"]["precision"] == "fp32" and list(made.files["onnxruntime"]) == ["fp32"]
     [failure] = made.failures
-    assert failure["code"] == "E602" and "left out" in failure["what"]
+    assert failure["code"] == "E602" and "left out" in failure["what"] and "in place of auto" in failure["fix"]
     assert any(line.startswith("ONNX int8: left out") for line in said)
 
 
@@ -170,6 +172,46 @@ def test_an_int8_file_that_gives_no_numbers_is_not_kept(tmp_path, monkeypatch):
     _, account, _, _ = chosen(tmp_path, monkeypatch, tiny("bert", torch.float32))
     assert account["kept"]["precision"] == "fp32"
     assert {one["verdict"] for one in account["tried"] if one["precision"] == "int8"} == {"values that are not finite"}
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "raised"), [("int8", "E602", None), ("int8", "E908", "E908 .* precision"), ("fp32", "E602", "E602")]
+)
+def test_a_repaired_file_that_no_session_opens_is_not_kept(tmp_path, monkeypatch, name, code, raised):
+    """`narrow` opens the files without matrices in fp32; only fp32 ends the stage, and memory that is used up."""
+
+    def closed(*_):
+        raise UserError(code, "it cannot be opened", "Export it again")
+
+    monkeypatch.setattr(precision, "OneFile", lambda *_: SimpleNamespace(compared=closed))
+    search = precision.PrecisionSearch(None, AUTO_CONFIG, None, SimpleNamespace(say=lambda text: None), None, tmp_path)
+    vars(search).update(prover=None, graph=None, rows=[])
+    with pytest.raises(UserError, match=raised) if raised else nullcontext():
+        trial = search.judge(Candidate("onnxruntime", name, tmp_path / "file", ("a",)))
+        assert not trial.within and trial.verdict == "it cannot be opened"
+
+
+@pytest.mark.parametrize(
+    ("failed", "distance", "made", "told"),
+    [
+        (("rounding",), 0.5, [8], "x: no matrices in fp32 help; with 8 of them its outputs still move 5.0 times as far as "),
+        (("rounding",), 0.1, [8, 1, 2, 4, 8], ""),
+        (("metric",), 0.5, [1, 2, 4, 8], ""),
+    ],
+    ids=["in vain", "not in vain", "explained"],
+)
+def test_a_search_over_matrices_ends_where_half_of_them_do_not_help(failed, distance, made, told):
+    said, tried = [], []
+    prover = SimpleNamespace(ranking=lambda graph, static: [*range(16)], workspace=SimpleNamespace(say=said.append))
+
+    def make(excluded):
+        tried.append(len(excluded))
+        return SimpleNamespace(result=SimpleNamespace(failed=failed, distance=distance))
+
+    first = SimpleNamespace(hop="x", kind="int8", failed=failed, rounding=0.1)
+    found = list(repaired(prover, None, first, static=True, make=make))
+    assert tried == made and len(found) == (1 if told else 4)
+    assert told in "".join(said) and bool(said) == bool(told)
 
 
 @pytest.mark.parametrize("kept", [["fp32", "int8"], ["fp32"]])

@@ -59,6 +59,16 @@ def made(tmp_path, monkeypatch, traced_once):
     return make
 
 
+@pytest.mark.parametrize("config", [{}, {"runtime": ["openvino"], "precision": ["fp32"]}, {"precision": "auto"}])
+def test_training_rows_are_tokenized_only_for_what_is_calibrated(config):
+    class Unread(Data):
+        @property
+        def train(self):
+            raise AssertionError("tokenized for nothing")
+
+    assert export.calibration(ExportConfig(**config), Unread(None, None, [], 0), 0) == []
+
+
 def test_a_dense_file_is_repaired_as_one_that_is_shipped_would_be(made):
     """Without its int8 the whole speed of int8 would pass for that of compression."""
     exported, space = made("dense")

@@ -38,6 +38,8 @@ ABSOLUTE = ("bert", "roberta", "xlm-roberta", "electra")
 """Types that have only absolute positions since transformers 5."""
 RELATIVE = ("relative_key", "relative_key_query")
 """Positions that several types had until then, and none has today."""
+MPNET_BUCKETS = 32
+"""Buckets of relative positions that transformers' MPNet looks up, whatever its config.json says."""
 
 
 def check_config(config: Mapping[str, Any], *, has_row: bool) -> None:
@@ -88,11 +90,16 @@ def _check_words(config: Mapping[str, Any]) -> None:
 
 
 def _check_positions(config: Mapping[str, Any]) -> None:
-    """Reject positions that transformers 5 does not compute any more: it would add absolute ones and say nothing."""
+    """Reject positions that transformers 5 does not compute any more: it would add absolute ones and say nothing. Reject an
+    MPNet with fewer buckets than it looks up: it could not run."""
     kind = config.get("position_embedding_type")
     if kind in RELATIVE or (config["model_type"] in ABSOLUTE and kind not in (None, "absolute")):
         what = f"says position_embedding_type: {shown(kind)} in its config.json, which transformers 5 does not compute"
         raise Damage(what, "Take a model with absolute positions")
+    buckets = config.get("relative_attention_num_buckets", MPNET_BUCKETS)
+    if config["model_type"] == "mpnet" and (type(buckets) is not int or buckets < MPNET_BUCKETS):
+        what = f"says relative_attention_num_buckets: {shown(buckets)} in its config.json"
+        raise Damage(what, f"It must be a whole number from {MPNET_BUCKETS}: transformers' MPNet looks up {MPNET_BUCKETS}")
 
 
 def _first(config: Mapping[str, Any], keys: tuple[str, ...]) -> tuple[str, int] | None:

@@ -34,7 +34,7 @@ def generate_texts(
     """
     import torch
     from torch.nn.utils import parametrize
-    from transformers import GenerationConfig
+    from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig
 
     settings = GenerationConfig(
         do_sample=False,
@@ -56,8 +56,10 @@ def generate_texts(
                 inputs = _padded([prompts[number] for number in chosen], pad_id, device, left=not behind_encoder)
                 # behind an encoder only the start token comes before what is generated
                 length = 1 if behind_encoder else inputs["input_ids"].shape[1]
-                limits = _limits(config, length)
-                generated = model.generate(**inputs, generation_config=settings, logits_processor=limits)[:, length:]
+                inputs["logits_processor"] = _limits(config, length)
+                if behind_encoder:  # the cache that generate makes has no more blocks than the encoder, this one grows
+                    inputs["past_key_values"] = EncoderDecoderCache(DynamicCache(), DynamicCache())
+                generated = model.generate(**inputs, generation_config=settings)[:, length:]
                 for number, tokens in zip(chosen, generated.tolist(), strict=True):
                     texts[number] = _text_of(tokens, tokenizer)
                 on_batch(len(chosen))

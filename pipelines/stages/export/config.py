@@ -207,7 +207,7 @@ STAGE = Stage(
     uses_dense=True,
     packages=("torch", "transformers", "tokenizers", "onnx", "onnx-ir", "onnxscript", *DEFAULT.packages),
     extras=lambda config: packages_of(config.runtime, writing=True),
-    version=13,
+    version=14,
     run="pipelines.stages.export.run:run",
     check=check,
     warns=warns,

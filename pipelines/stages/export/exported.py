@@ -17,7 +17,7 @@ from compressor.errors import CheckError, CompressError, UserError
 from compressor.models.reference import Reference
 from compressor.tasks.data import Data
 from compressor.tasks.features import pad
-from export.graph.trace import matrices, stamp, trace, tracing
+from export.graph.trace import stamp, trace, tracing
 from export.parity.compare import ParityResult, why_refused
 from export.runtimes.runtime import Runtime
 from export.runtimes.runtime_registry import RUNTIMES, hop_of
@@ -27,6 +27,10 @@ from pipelines.stages.export.proving import ComparedFile, Prover, repaired
 
 LEFT_OUT = ". The file is left out, the rest of the run went on"
 """What is added to the error of a file that was to be shipped, where another one is."""
+
+WITHOUT_IT = "Leave that precision out of export.precision"
+OR_TUNE = f"{WITHOUT_IT}, or tune for longer"
+"""What to do about a file that was to be shipped."""
 
 CALIBRATION_ROWS, CALIBRATION_BATCH = 128, 8
 
@@ -106,7 +110,9 @@ class OneFile:
         self.row.remove(self.path)
         say(f"{self.hop}: left out ({error.what})")
         if self.prover.gated:
-            exported.failures.append(left_out(error))
+            # more training moves labels away from the border; it does not help a file that computes another function
+            tunable = compared is not None and "rounding" not in compared.result.failed
+            exported.failures.append(left_out(error, OR_TUNE if tunable else WITHOUT_IT))
         return None
 
     @property
@@ -148,7 +154,7 @@ class OneFile:
         say, static = self.prover.workspace.say, self.row.calibrated
         say(f"{self.hop}: {failed.result.verdict} ({why_refused(failed.result)}); sensitive matrices are left in fp32")
         try:
-            made = repaired(self.prover, matrices(self.graph), static=static, make=again)
+            made = repaired(self.prover, self.graph, failed.result, static=static, make=again)
             better = next((one for one in made if one.result.passed), None)
         except (CheckError, UserError) as fault:
             require_memory(fault)
@@ -189,11 +195,11 @@ def require_memory(fault: CompressError) -> None:
         raise UserError("E908", fault.what, f"{fault.fix}, or leave a precision or runtime out of export", fault.where)
 
 
-def left_out(error: CompressError) -> dict[str, str]:
-    """Failure record of a file that was to be shipped and is left out. It names the file without its folder, which is gone when
-    the record is read."""
+def left_out(error: CompressError, fix: str = OR_TUNE) -> dict[str, str]:
+    """Failure record of a file that was to be shipped and is left out, with what to do. It names the file without its folder,
+    which is gone when the record is read."""
     what = f"{f'{Path(error.where).name}: ' if error.where else ''}{error.what}{LEFT_OUT}"
-    return {"code": error.code, "what": what, "fix": "Leave that precision out of export.precision, or tune for longer"}
+    return {"code": error.code, "what": what, "fix": fix}
 
 
 def say_apart(hop: str, file: dict[str, Any], say: Callable[[str], None]) -> None:
@@ -235,7 +241,10 @@ def traced(model: nn.Module, data: Data, base: Reference | None = None) -> onnx.
 
 
 def calibration(config: ExportConfig, data: Data, seed: int) -> list[dict[str, np.ndarray]]:
-    """The training rows that static int8 is calibrated on, in padded batches in the drawn order, like a server's batches."""
+    """The training rows that static int8 is calibrated on, in padded batches in the drawn order, like a server's batches; none
+    where none is written: the training rows are tokenized for them."""
+    if not config.calibrates:
+        return []
     drawn = data.train.draw(config.calibration_rows or CALIBRATION_ROWS, seed).tokens
     starts = range(0, len(drawn), CALIBRATION_BATCH)
     return [pad(drawn[start : start + CALIBRATION_BATCH], data.pad_id) for start in starts]

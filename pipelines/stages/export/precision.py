@@ -17,7 +17,6 @@ from compressor.errors import CheckError, UserError
 from compressor.models.build import end_id
 from compressor.tasks.data import Data
 from export.auto.choose import MOST_EXCLUDED, Candidate, choose_candidate, with_verdict
-from export.graph.trace import matrices
 from export.latency.core_time import disturbance
 from export.latency.measure import LatencyVariant, measure
 from export.parity.bounds import ACCURACY_BUDGET
@@ -42,6 +41,8 @@ from pipelines.stages.export.proving import COMPRESSED, RANKING_ROWS, ComparedFi
 
 BATCH, LENGTH, ROUNDS = 8, 128, 10
 """Default shape of the timed call, and rounds of timing."""
+LISTED = "Write the precisions to export in export.precision, without that one, in place of auto"
+"""What to do about a file that cannot be opened."""
 SHOWN = 8
 """Number of most sensitive matrices listed, in addition to those left in fp32."""
 
@@ -143,7 +144,7 @@ class PrecisionSearch:
                 except UserError as error:
                     require_memory(error)
                     self.workspace.say(f"{words(trial)}: left out ({error.what})")
-                    failures.append(left_out(error))
+                    failures.append(left_out(error, LISTED))
         return trials, failures
 
     def in_fp32(self, runtime: str) -> Candidate:
@@ -151,17 +152,19 @@ class PrecisionSearch:
         trial = self.judge(self.written(runtime, (), "fp32"))
         if not trial.result.passed:
             raise self.prover.failure(trial.result, RUNTIMES[trial.runtime], trial.path)
-        return replace(trial, within=True, verdict="the last resort: the same function as PyTorch")
+        return replace(trial, within=True, verdict="the same function as PyTorch")
 
     def judge(self, trial: Candidate) -> Candidate:
-        """Compare a file with PyTorch on all validation rows, and add its verdict. Raises CheckError E611 for one in fp32."""
+        """Compare a file with PyTorch on all validation rows, and add its verdict. Raises CheckError E611, UserError E602 for
+        one in fp32, UserError E908 for any."""
         work = OneFile(self.prover, self.graph, trial.path.parent, trial.runtime, trial.precision, self.rows)
         try:
             self.compared[trial.path] = compared = work.compared(trial.path, trial.excluded)
             trial = with_verdict(trial, compared.result, self.budget / 100)
-        except CheckError as error:
+        except (CheckError, UserError) as error:
             if trial.precision == "fp32":
                 raise
+            require_memory(error)
             trial = replace(trial, verdict=error.what)
         if trial.precision != "fp32":
             self.workspace.say(f"{words(trial)}: {trial.verdict}")
@@ -186,9 +189,10 @@ class PrecisionSearch:
             return
         for mixed in repaired(
             self.prover,
-            matrices(self.graph),
+            self.graph,
+            trial.result,
             static=static,
-            make=lambda excluded: self.written(trial.runtime, excluded),
+            make=lambda excluded: self.judge(self.written(trial.runtime, excluded)),
         ):
             yield mixed
             shutil.rmtree(mixed.path.parent)  # nobody stopped here: it was not good enough

@@ -11,16 +11,19 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
+import onnx
 from torch import nn
 
 from compressor.errors import CheckError
 from compressor.tasks.data import Data, TokenRows
 from compressor.tasks.features import predict, torch_forward
-from export.auto.choose import counts
+from export.auto.choose import counts, is_in_vain
 from export.auto.sensitivity import Sensitivity, rank, rounded
+from export.graph.attention_products import queries_and_keys
+from export.graph.trace import matrices
 from export.parity.bounds import LEAST_UNLABELLED_ROWS
 from export.parity.compare import ParityResult, Unlabelled, failure
 from export.parity.sides import Outputs, compare_outputs, runs, telling_rows
@@ -31,7 +34,14 @@ from pipelines.engine.stage import Workspace
 from pipelines.stages.loading import judge_rows, predict_rows
 from pipelines.stages.parity_checks import outputs_of
 
-Made = TypeVar("Made")
+
+class Judged(Protocol):
+    """A file with its comparison; None where it does not run."""
+
+    result: ParityResult | None
+
+
+Made = TypeVar("Made", bound=Judged)
 
 COMPRESSED = "compressed"
 """The model that is shipped."""
@@ -138,13 +148,15 @@ class Prover:
         rows = self.data.validation
         return judge_rows(live, rows, self.data, self.workspace, what, rows.kind.metric_inputs).quality
 
-    def ranking(self, names: list[str], *, static: bool) -> list[str]:
-        """The matrices called `names`, the most sensitive to int8 first; measured once, on training rows."""
+    def ranking(self, graph: onnx.ModelProto, *, static: bool) -> list[str]:
+        """The matrices of the model's graph, the most sensitive to int8 first; measured once, on training rows."""
         if static not in self.rankings:
             rows = self.data.train.draw(RANKING_ROWS, self.seed)
             how = {"rows": rows.tokens, "pad_id": self.data.pad_id, "labels": rows.labels, "batch_size": RANKING_BATCH}
+            names = matrices(graph)
             with self.workspace.progress("sensitivity of each matrix", len(names)) as bar:
-                self.rankings[static] = rank(self.model, names, partial(predict, **how), static=static, on_step=bar.advance)
+                options = {"static": static, "scored": queries_and_keys(graph), "on_step": bar.advance}
+                self.rankings[static] = rank(self.model, names, partial(predict, **how), **options)
         return [sensitivity.name for sensitivity in self.rankings[static]]
 
 
@@ -161,8 +173,28 @@ class ComparedFile:
     repaired: str = ""
 
 
-def repaired(prover: Prover, names: list[str], *, static: bool, make: Callable[[tuple[str, ...]], Made]) -> Iterator[Made]:
-    """Results of `make` for int8 with more and more of the most sensitive matrices in fp32: 1, 2, 4, ..., at most half."""
-    ranking = prover.ranking(names, static=static)
-    for count in counts(len(ranking)):
-        yield make(tuple(ranking[:count]))
+def repaired(
+    prover: Prover,
+    graph: onnx.ModelProto,
+    failed: ParityResult | None,
+    *,
+    static: bool,
+    make: Callable[[tuple[str, ...]], Made],
+) -> Iterator[Made]:
+    """Results of `make` for int8 with more and more of the most sensitive matrices in fp32: 1, 2, 4, ..., at most half.
+
+    If a file `failed` because its outputs move further than rounding explains, the file with half of the matrices in fp32 is
+    made first. If its outputs do so, too, fewer matrices cannot help: that is said, and the file is the only result.
+    """
+    ranking = prover.ranking(graph, static=static)
+    steps = [tuple(ranking[:count]) for count in counts(len(ranking))]
+    if failed is not None and "rounding" in failed.failed and len(steps) > 1:
+        most = make(steps[-1])
+        if most.result is not None and is_in_vain(failed, most.result):
+            prover.workspace.say(
+                f"{failed.hop}: no matrices in fp32 help; with {len(steps[-1])} of them its outputs still move "
+                f"{most.result.distance / failed.rounding:.1f} times as far as rounding all matrices moves them"
+            )
+            yield most
+            return
+    yield from map(make, steps)
