@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,7 +21,6 @@ from compressor.models.tasks_table import require_head
 from compressor.run_store import STORE
 from compressor.tasks import data_files, named_files
 from compressor.tasks.data import read_data, read_test_rows
-from compressor.tasks.features import encode
 from compressor.tasks.listing import listed
 from compressor.tasks.reading import check_data, skipped_lines
 from compressor.tasks.task_kind import kind_of
@@ -31,6 +31,7 @@ from pipelines.engine.environment import accelerator, package_versions
 from pipelines.engine.stage import CUDA, Entry, Models, Stage
 from pipelines.file.config import Pipeline, with_place
 from pipelines.file.yaml_source import KeyPath, dotted
+from pipelines.terminal.progress import waiting
 from serving.bundle import find_bundle, install
 from serving.layout.knobs import INTERFACES
 from serving.server_registry import CACHE_FIX, registry_folder
@@ -201,7 +202,7 @@ def check_tokens(ready: Ready) -> None:
     """
     folder, faults = ready.base.folder, []
     for path, task in ready.pipeline.all_tasks.items():
-        if kind_of(task.kind).encode is encode and end_id(folder) is None:  # long rows are truncated, and none is refused
+        if not kind_of(task.kind).refuses_tokens and end_id(folder) is None:  # long rows are truncated, and none is refused
             continue
         try:
             data = read_data(folder, task)
@@ -215,6 +216,11 @@ def check_tokens(ready: Ready) -> None:
             faults += _with_file_keys(error, ready.pipeline, number, entry.row.beside.files_of(entry.config))
     if faults:
         raise UserErrors(faults)
+
+
+def reading(ready: Ready) -> AbstractContextManager[None]:
+    """`waiting` for all rows to be read and tokenized: half a minute for every 100,000 of them."""
+    return waiting(f"reading and tokenizing {listed([file.name for file in ready.data])}")
 
 
 def make_plan(ready: Ready, last: int = -1) -> Plan | None:
@@ -244,7 +250,8 @@ def make_plans(ready: Ready) -> list[Plan]:
         except UserError as error:
             raise with_place(error, pipeline.where(number)) from None
         plans.append(plan)
-    check_tokens(ready)  # last: an architecture that does not fit the task has its own error
+    with reading(ready):
+        check_tokens(ready)  # last: an architecture that does not fit the task has its own error
     return plans
 
 

@@ -25,6 +25,9 @@ PASSES_OF_LABELS = 3.0
 """Most passes over the training rows of a control that learns their labels instead of texts: in as many steps as the texts
 take it would overfit few rows, and be a weaker baseline."""
 
+FEW = 0.25
+"""Largest share of the rows that a teacher computes alone: instead of more it computes all, which serve other seeds, too."""
+
 CHECKPOINTS = 3
 """Most checkpoints of a training at a time: the last two, and the one that is being written."""
 
@@ -127,7 +130,8 @@ def estimate(config: TrainingConfig, plan: Plan, before: Plan, rows: dict[str, A
     # its logits are stored for all runs, but not those over a vocabulary; with hidden states it computes each batch again
     stored = teacher and config.distill == "logits" and not plan.generates
     if teacher:
-        flops += (learned if stored else taken) * sequences * of_teacher["flops"]
+        computed = few_of_teacher(config, learned) or learned if stored else taken
+        flops += computed * sequences * of_teacher["flops"]
     length = min(rows["longest"], plan.length)
     # the control, one after the other, is as large as the dense model
     control = plan.tuned if getattr(config, "control", False) and rows.get("control", True) else None
@@ -176,6 +180,14 @@ def _learned(config: TrainingConfig, rows: dict[str, Any]) -> tuple[int, int]:
     of_given = (rows["train"] * rows["mean"] + texts["rows"] * texts["mean"]) / given
     tokens = rows["train"] * rows["mean"] + count * texts["mean"] + made * of_given
     return learned, max(int(tokens / learned), 1)
+
+
+def few_of_teacher(config: TrainingConfig, rows: int) -> int | None:
+    """How many rows a training takes where they are few (FEW) of a teacher's `rows`, which then computes these alone. None
+    where it takes more, and the teacher computes every row."""
+    steps = math.ceil(math.ceil(rows / config.step_size) * config.epochs) if config.steps is None else config.steps
+    taken = steps * config.step_size
+    return taken if taken <= FEW * rows else None
 
 
 def _logit_bytes(plan: Plan, length: int, distilled: bool) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,8 +13,10 @@ from rich import progress
 from rich.console import Console
 
 from compressor.printable import printable
+from compressor.training.processes import helping
 from pipelines.engine.stage import Progress
 from pipelines.reporting.format import human_seconds
+from pipelines.terminal.plain_console import PlainConsole, can_move
 
 QUIET_SECONDS = 10
 """Off a terminal, lines of one bar are at least this far apart, ..."""
@@ -21,6 +25,8 @@ QUIET_SHARE = 0.1
 LONGEST_SILENCE = 30
 """... unless nothing was printed for this many seconds: then a line is printed in any case, because a silent run looks dead to
 users and to CI."""
+MOMENT = 1.0
+"""Seconds that work before a run takes before a terminal says what it is."""
 
 
 class Display:
@@ -115,6 +121,29 @@ def _live(console: Console) -> progress.Progress:
         redirect_stdout=False,  # during a stage these go to its log
         redirect_stderr=False,
     )
+
+
+@contextlib.contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Context of work before the stages whose steps nobody counts: on a terminal stderr says after a MOMENT `what` it is, and
+    for how long, until it ends. Nothing elsewhere, nor in a process beside the user's, as it would write into that one's
+    display."""
+    if not can_move(sys.stderr) or multiprocessing.parent_process() is not None or helping():
+        yield
+        return
+    columns = (progress.SpinnerColumn(), progress.TextColumn("{task.description}", markup=False), progress.TimeElapsedColumn())
+    console = PlainConsole(stderr=True, force_terminal=True)
+    live = progress.Progress(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False)
+    live.add_task(printable(what), total=None)
+    after = threading.Timer(MOMENT, live.start)
+    after.daemon = True
+    after.start()
+    try:
+        yield
+    finally:
+        after.cancel()
+        after.join()  # it may be starting the display right now
+        live.stop()
 
 
 class _Row:

@@ -15,6 +15,7 @@ from compressor.account import Plan
 from compressor.cost import LayerShape, ModelShape
 from compressor.printable import OBEYED, printable
 from compressor.tasks import TaskConfig
+from compressor.tasks.data import read_data
 from compressor.tasks.reading import read_task
 from compressor.tasks.rows import Split
 from compressor.tasks.task_kind import kind_of
@@ -32,7 +33,8 @@ from pipelines.check.estimate import (
     spaces_of,
     work,
 )
-from pipelines.engine.preflight import check_inputs, make_plans
+from pipelines.engine import preflight
+from pipelines.engine.preflight import check_inputs, check_tokens, make_plans
 from pipelines.engine.stage import Stage, StageConfig, load_stage
 from pipelines.file.config import load_pipeline
 from pipelines.stages.training_plan import saved_bytes
@@ -59,6 +61,15 @@ def write(tmp_path, capfd):
         return path
 
     return call
+
+
+@pytest.mark.parametrize(("kind", "tasks"), [("classification", 0), ("multilabel", 0), ("regression", 0), ("tokens", 1)])
+def test_only_rows_that_may_be_refused_are_tokenized_before_a_run(write, monkeypatch, kind, tasks):
+    """Long rows of the other kinds are cut: half a minute for 100,000 rows that find nothing."""
+    ready, tokenized = check_inputs(load_pipeline(write(kind, STAGES[:2]))), []
+    monkeypatch.setattr(preflight, "read_data", lambda *given: tokenized.append(given) or read_data(*given))
+    check_tokens(ready)
+    assert len(tokenized) == tasks
 
 
 @pytest.mark.parametrize("kind", ["tokens", "generation"])

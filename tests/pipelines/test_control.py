@@ -230,7 +230,7 @@ def test_it_is_another_where_texts_are_compared_with_others(tmp_path, kind, metr
 
 
 def test_each_thing_that_decides_it_makes_it_another(tmp_path, monkeypatch):
-    rows = SimpleNamespace(tokens=[[5, 6]], labels=np.array([1]))
+    rows, others = (SimpleNamespace(tokens=[[5, 6]], labels=np.array([label])) for label in (1, 0))
     data = SimpleNamespace(train=rows, validation=rows)
     dense, later = (Artifact(tmp_path, name, "model", name, name, {}, {}) for name in ("tune", "recover"))
     task = TaskConfig(train="train.tsv", validation="dev.tsv")
@@ -238,6 +238,9 @@ def test_each_thing_that_decides_it_makes_it_another(tmp_path, monkeypatch):
     first = ControlTraining(RecoverConfig(**FAST), Lessons(data), data, "lora", {"query": torch.tensor([1])}, [later], {})
     changed = [
         replace(first, config=RecoverConfig(**FAST, weight_decay=0.2)),
+        replace(first, config=RecoverConfig(**FAST, distill="hidden")),
+        replace(first, config=RecoverConfig(**FAST, distill=False)),
+        replace(first, data=SimpleNamespace(train=rows, validation=others)),
         replace(first, lessons=Lessons(data, logits=np.zeros(1))),
         replace(first, lessons=Lessons(data, logits=np.ones(1))),
         replace(first, before="full"),

@@ -17,7 +17,7 @@ from pipelines.file.data_sources import _progress
 from pipelines.reporting.format import human_seconds
 from pipelines.terminal.console_table import table
 from pipelines.terminal.plain_console import PlainConsole, can_move
-from pipelines.terminal.progress import Display
+from pipelines.terminal.progress import Display, waiting
 
 
 @pytest.mark.parametrize(
@@ -150,3 +150,40 @@ def test_forced_colours_move_nothing_in_a_file(monkeypatch, capfd, tmp_path):
     with _progress(parse("hub:owner/name/train", tmp_path)) as say:
         say(5)
     assert capfd.readouterr() == ("[2/9] tune    done\n", "hub:owner/name/train: 5 rows\n")
+
+
+def seen(monkeypatch, seconds, moment=0.05):
+    """What a terminal on stderr gets while something works for so many seconds."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("pipelines.terminal.progress.MOMENT", moment)
+    keyboard, screen = os.openpty()
+    os.set_blocking(keyboard, False)
+    with os.fdopen(screen, "w") as terminal, monkeypatch.context() as patch:
+        patch.setattr("sys.stderr", terminal)
+        with waiting("reading [all] rows"):
+            time.sleep(seconds)
+        terminal.flush()
+        try:
+            return os.read(keyboard, 2**16).decode()
+        except BlockingIOError:
+            return ""
+        finally:
+            os.close(keyboard)
+
+
+def test_work_before_a_run_is_told_on_a_terminal_after_a_moment(monkeypatch):
+    assert "reading [all] rows" in seen(monkeypatch, 0.3)
+    assert seen(monkeypatch, 0.0, moment=30) == ""
+
+
+@pytest.mark.parametrize("place", ["multiprocessing.parent_process", "pipelines.terminal.progress.helping"])
+def test_processes_beside_the_users_tell_nothing_of_it(monkeypatch, place):
+    monkeypatch.setattr(place, lambda: True)
+    assert seen(monkeypatch, 0.2) == ""
+
+
+def test_work_before_a_run_is_not_told_in_a_log(monkeypatch, capfd):
+    monkeypatch.setattr("pipelines.terminal.progress.MOMENT", 0.0)
+    with waiting("reading all rows"):
+        time.sleep(0.05)
+    assert capfd.readouterr() == ("", "")

@@ -8,6 +8,7 @@ from compressor.methods import Options, apply
 from pipelines.engine.preflight import check_inputs, make_plan
 from pipelines.engine.runner import run_pipeline
 from pipelines.file.config import load_pipeline
+from pipelines.stages.recover import lessons
 from pipelines.stages.recover.config import RecoverConfig
 from pipelines.stages.recover.preparing import prepare
 from tests.compressor.conftest import tiny
@@ -47,6 +48,29 @@ def test_every_teacher_gives_another_model(recovered):
     assert len({artifact.files["head.safetensors"] for artifact in made.values()}) == 4
     first = {name: artifact.metadata["losses"][0]["loss"] for name, artifact in made.items()}
     assert first["hidden"] > first["false"] and first["both"] > first["logits"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "length"), [pytest.param("classification", {"steps": 2}, marks=pytest.mark.slow), ("tokens", {"epochs": 0.01})]
+)
+def test_for_few_steps_the_teacher_computes_the_rows_that_they_take(tmp_path, monkeypatch, kind, length):
+    """And of these what it computes among all rows, but for the last bits."""
+    short = {"method": "lora", "rank": 2, **length, "batch_size": 2, "learning_rate": 0.02}
+    stages = [{"tune": {"method": "lora", "rank": 2, "steps": 1}}, STAGES[1], {"recover": short}]
+    pipeline = load_pipeline(write_pipeline(tmp_path, kind=kind, rows=300, stages=stages))
+    computed, predict = [], lessons.predict
+
+    def counting(forward, rows, *given, **options):
+        computed.append(len(rows))
+        return predict(forward, rows, *given, **options)
+
+    monkeypatch.setattr(lessons, "predict", counting)
+    few = run_pipeline(pipeline, tmp_path / "out").artifacts["recover"]
+    monkeypatch.setattr(lessons, "few_of_teacher", lambda *given: None)
+    whole = run_pipeline(pipeline, tmp_path / "out", force=["recover"]).artifacts["recover"]
+    assert computed == [4, 300] and "control" in few.metadata
+    losses = [[row["loss"] for row in made.metadata["losses"]] for made in (few, whole)]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
 
 
 def test_another_method_freezes_adapters_that_outlived_a_full_recovery():

@@ -129,6 +129,7 @@ KIND = replace(
     name="marked",
     encode=encode,
     least_tokens=least_tokens,
+    refuses_tokens=True,
     prediction=prediction,
     example=example,
     texts=marked_text,

@@ -12,7 +12,7 @@ from pipelines.check.checkup import account_of, lines_of
 from pipelines.check.estimate import needs_of
 from pipelines.cli.shown import say
 from pipelines.engine.disk import RUNS
-from pipelines.engine.preflight import check_environment, check_inputs, make_plans
+from pipelines.engine.preflight import check_environment, check_inputs, make_plans, reading
 from pipelines.file.config import find_pipeline, load_pipeline
 
 
@@ -22,7 +22,8 @@ def check(file: str, overrides: Sequence[str], as_json: bool) -> None:
     check_environment(pipeline.stages)
     ready = check_inputs(pipeline)
     if plans := make_plans(ready):
-        account = account_of(ready)
+        with reading(ready):
+            account = account_of(ready)
         account["needs"] = needs_of(pipeline, plans, account, pipeline.threads or default_threads(), RUNS)
         if as_json:
             click.echo(json.dumps(account, indent=1, ensure_ascii=False))

@@ -19,13 +19,14 @@ from compressor.models.build import build, config_of
 from compressor.models.special_tokens import padding_id, tokenizer_of
 from compressor.tasks.augmentation import variants
 from compressor.tasks.data import Data, TokenRows, tokenized
-from compressor.tasks.features import predict, torch_forward
-from compressor.tasks.predictions import of_tokens
+from compressor.tasks.features import length_of, predict, torch_forward
+from compressor.tasks.predictions import of_tokens, rows_of
 from compressor.tasks.reading import read_task
 from compressor.tasks.rows import Split, read_by
 from compressor.tasks.task_kind import kind_of
 from compressor.tasks.texts import task_texts, unlabelled
 from compressor.training.processes import in_turn
+from compressor.training.trainer import SeededGroups
 from pipelines.engine.environment import accelerator, distribution
 from pipelines.engine.stage import Inputs, Workspace
 from pipelines.engine.store import digest, fingerprint
@@ -33,13 +34,14 @@ from pipelines.stages.loading import load_model
 from pipelines.stages.once import once
 from pipelines.stages.recover.config import RecoverConfig
 from pipelines.stages.recover.teacher_checks import texts_of, within_positions
+from pipelines.stages.training_plan import few_of_teacher
 
 
 @dataclass(frozen=True)
 class Lessons:
     """`data`, whose training rows are learned: the last `texts` of them have no labels, and of these the last `variants` are
-    variants of others. `logits` (predictions, outputs) are the teacher's; None where a model in memory is the teacher, or
-    nothing is distilled."""
+    variants of others. `logits` (predictions, outputs) are the teacher's, NaN of rows that no step reads; None where a model in
+    memory is the teacher, or nothing is distilled."""
 
     data: Data
     texts: int = 0
@@ -71,7 +73,24 @@ def lessons_of(config: RecoverConfig, inputs: Inputs, data: Data, workspace: Wor
             return merge_all(load_model(inputs.dense, inputs.base))
         return build(inputs.models[config.teacher].folder, data.label_names, auto_class=data.kind.auto_class)
 
-    return replace(lessons, logits=stored_logits(load_teacher, teacher, rows, pad_id, data.batch_size, inputs, workspace))
+    def logits_of(asked: TokenRows) -> np.ndarray:
+        return stored_logits(load_teacher, teacher, asked, pad_id, data.batch_size, inputs, workspace)
+
+    few = few_of_teacher(config, len(rows))
+    if few is None:
+        return replace(lessons, logits=logits_of(rows))
+    order = SeededGroups(config.step_size, [length_of(row) for row in data.train.tokens], inputs.seed)
+    chosen = np.unique([*itertools.islice(order, few)])
+    return replace(lessons, logits=of_all_rows(logits_of(rows.at(chosen)), rows.labels, chosen))
+
+
+def of_all_rows(logits: np.ndarray, labels: np.ndarray, asked: np.ndarray) -> np.ndarray:
+    """Predictions (predictions, outputs) of all rows with these `labels` from those of the `asked` ones: NaN elsewhere, so that
+    a training which read one of those would stop."""
+    known = np.isin(rows_of(labels), asked)
+    every = np.full((len(known), *logits.shape[1:]), np.nan, dtype=logits.dtype)
+    every[known] = logits
+    return every
 
 
 def drawn_texts(config: RecoverConfig, inputs: Inputs) -> tuple[Split, int]:

@@ -16,7 +16,7 @@ from compressor.models.reference import Reference
 from compressor.models.special_tokens import tokenizer_of
 from compressor.tasks import TaskConfig
 from compressor.tasks.data import TokenRows, tokenized
-from compressor.tasks.features import encode, tokens_of
+from compressor.tasks.features import tokens_of
 from compressor.tasks.listing import listed
 from compressor.tasks.predictions import IGNORED, of_tokens
 from compressor.tasks.reading import TaskData, read_task
@@ -48,11 +48,11 @@ def require_tokens(file: Path | None, task: TaskConfig, base: Path, models: Mode
     for model in models.values():
         require_head(model, data.label_names, kind.auto_class)
     files = [] if file is None else [(texts_of(file, task, data, read_by(tokenizer_of(base))), file)]
-    if kind.encode is not encode or end_id(base) is not None:  # else long rows are truncated, and none is refused
+    if kind.refuses_tokens or end_id(base) is not None:  # else long rows are truncated, and none is refused
         for split, path in files:
             tokenized(base, split, within_positions(task, base), path)
     for model in models.values():
-        if model.folder == base or (kind.encode is encode and end_id(model.folder) is None):
+        if model.folder == base or (not kind.refuses_tokens and end_id(model.folder) is None):
             continue
         for split, path in [*files, (data.train, task.train)]:
             rows = tokenized(model.folder, split, within_positions(task, model.folder), path)
