@@ -16,7 +16,7 @@ from compressor.methods.selective import sizes
 from compressor.models.build import GENERATIVE, auto_class_of, weightless_model
 from compressor.models.modules import STRUCTURES
 from compressor.pruning_criteria import Hides
-from compressor.tasks.reading import read_task
+from compressor.tasks.reading import check_data
 from compressor.tasks.task_kind import kind_of
 
 if TYPE_CHECKING:
@@ -138,10 +138,10 @@ class Plan:
     @classmethod
     def start(cls, base_folder: Path, task) -> Plan:
         """Plan of the dense model, before any stage."""
-        data = read_task(task)
-        model = weightless_model(base_folder, data.label_names, kind_of(task.kind).auto_class)
+        names, rows = check_data(task)
+        model = weightless_model(base_folder, names, kind_of(task.kind).auto_class)
         shape = shape_of(model)
-        return cls(shape, shape, model, length=task.max_length, train_rows=len(data.train))
+        return cls(shape, shape, model, length=task.max_length, train_rows=rows)
 
     @property
     def generates(self) -> bool:

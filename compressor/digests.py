@@ -39,24 +39,45 @@ def settled(marks: Iterable[Mark], now: int) -> bool:
     return all(now - mark.ctime_ns > SETTLED_NS for mark in marks)
 
 
-def kept_while_unchanged(function: Callable[[Path], Result]) -> Callable[[Path], Result]:
-    """A function of a file's content that is computed once in this process for as long as the file keeps its mark.
+def kept_by_files(
+    files: Callable[..., Iterable[Path]], most: int | None = None
+) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+    """Decorator of a function of the content of some files, which `files` gives from its arguments: it is computed once in this
+    process for as long as these files keep their marks. Arguments are told apart by their repr; those by keyword, which may
+    not change the result, are not.
 
-    For what many runs of one process read, such as a sweep's trials; a run hashes its inputs itself before it publishes.
+    Only the last `most` results are held: where there are as many, the oldest is dropped before the next one is computed.
+
+    For what many stages and many runs of one process read, such as a sweep's trials; a run hashes its inputs itself before it
+    publishes. A result is shared by all callers, which must not change it.
     """
-    kept: dict[Path, tuple[Mark, Result]] = {}
 
-    @functools.wraps(function)
-    def call(path: Path) -> Result:
-        mark, now = mark_of(path), time.time_ns()
-        if mark is not None and path in kept and kept[path][0] == mark:
-            return kept[path][1]
-        result = function(path)
-        if mark is not None and mark_of(path) == mark and settled([mark], now):
-            kept[path] = mark, result
-        return result
+    def decorated(function: Callable[..., Result]) -> Callable[..., Result]:
+        kept: dict[str, tuple[list[Mark], Result]] = {}
 
-    return call
+        def marks_of(arguments: tuple) -> list[Mark | None]:
+            return [mark_of(path) for path in files(*arguments)]
+
+        @functools.wraps(function)
+        def call(*arguments, **options) -> Result:
+            key, marks, now = repr(arguments), marks_of(arguments), time.time_ns()
+            if key in kept and kept[key][0] == marks:
+                return kept[key][1]
+            kept.pop(key, None)
+            while most is not None and len(kept) >= most:
+                del kept[next(iter(kept))]
+            result = function(*arguments, **options)
+            if None not in marks and marks_of(arguments) == marks and settled(marks, now):
+                kept[key] = marks, result
+            return result
+
+        return call
+
+    return decorated
+
+
+kept_while_unchanged = kept_by_files(lambda path: (path,))
+"""Decorator of a function of one file's content, computed once in this process for as long as the file keeps its mark."""
 
 
 def sha256_of(path: Path) -> str:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from compressor.digests import kept_by_files
 from compressor.errors import UserError, UserErrors
 from compressor.models.architectures import row_of
 from compressor.models.build import TEXT2TEXT, config_of, end_id
@@ -30,7 +31,7 @@ from compressor.tasks.features import (
 from compressor.tasks.kinds.generation import check_end
 from compressor.tasks.predictions import IGNORED, cut, of_tokens
 from compressor.tasks.reading import read_task, read_tests
-from compressor.tasks.rows import Split
+from compressor.tasks.rows import Labels, Split
 from compressor.tasks.task_kind import TaskKind, kind_for, kind_of
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class TokenRows:
 
     def draw(self, count: int, seed: int) -> TokenRows:
         """`count` random rows (all, when there are fewer)."""
-        return self.at(np.random.default_rng(seed).permutation(len(self))[:count])
+        return self.at(_drawn(len(self), count, seed))
 
     def repeated(self, count: int, seed: int) -> TokenRows:
         """`count` rows, pass after pass over all of them, each in another random order: as a training reads them."""
@@ -111,6 +112,38 @@ class TokenRows:
         return int((self.labels != IGNORED).sum(axis=1).max()) if of_tokens(self.labels) else 1
 
 
+def _drawn(rows: int, count: int, seed: int) -> np.ndarray:
+    """The numbers of `count` random ones of so many rows, in random order (of all, when there are fewer)."""
+    return np.random.default_rng(seed).permutation(rows)[:count]
+
+
+@dataclass(frozen=True)
+class TextRows:
+    """The rows of a file before they are tokens, and what makes them tokens of the model in `folder`."""
+
+    folder: Path
+    split: Split
+    config: TaskConfig
+    path: Path
+    kind: TaskKind
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    @property
+    def labels(self) -> Labels:
+        """One label per row, as it was read."""
+        return self.split.labels
+
+    def tokenized(self) -> TokenRows:
+        """All rows as tokens. Raises UserErrors E212, E213."""
+        return tokenized(self.folder, self.split, self.config, self.path, self.kind)
+
+    def draw(self, count: int, seed: int) -> TokenRows:
+        """The rows that `TokenRows.draw` gives, with no other row tokenized. Raises UserErrors E212, E213 for these."""
+        return replace(self, split=self.split.at(_drawn(len(self), count, seed))).tokenized()
+
+
 @dataclass(frozen=True)
 class MetricInputs:
     """The arrays from which a kind computes its metrics, for one model on all rows of a split: `TaskKind.metric_inputs`."""
@@ -132,9 +165,11 @@ class MetricInputs:
 @dataclass(frozen=True)
 class Data:
     """Both splits, the label names in the order of the model's outputs, the id that pads input_ids, and the vocabulary's size
-    if its tokens are the outputs, which then have no names. `training` are the rows of `train`, or what tokenizes them."""
+    if its tokens are the outputs, which then have no names. `training` are the rows of `train`, as tokens or as texts.
 
-    training: TokenRows | Callable[[], TokenRows]
+    Stages after each other are given the same one (`read_data`), so nothing in it may be changed."""
+
+    training: TokenRows | TextRows
     validation: TokenRows
     label_names: list[str]
     pad_id: int
@@ -143,14 +178,18 @@ class Data:
     @property
     def train(self) -> TokenRows:
         """The training rows, tokenized at first use: most stages behind a training need none."""
-        if callable(self.training):  # it holds the texts, and makes room for the tokens
-            object.__setattr__(self, "training", self.training())
+        if isinstance(self.training, TextRows):  # the texts make room for the tokens
+            object.__setattr__(self, "training", self.training.tokenized())
         return self.training
+
+    def draw(self, count: int, seed: int) -> TokenRows:
+        """The training rows of `train.draw`; where these are few, no other row is tokenized for them."""
+        return (self.training if count < len(self.training) else self.train).draw(count, seed)
 
     @property
     def kind(self) -> TaskKind:
         """The kind of task."""
-        return (self.validation if callable(self.training) else self.training).kind
+        return (self.validation if isinstance(self.training, TextRows) else self.training).kind
 
     @property
     def traced(self) -> dict[str, np.ndarray]:
@@ -160,7 +199,7 @@ class Data:
         batch = pad(tokens * 2 if len(tokens) == 1 else tokens, self.pad_id)
         return {name: np.repeat(values, 2, axis=1) if values.shape[1] == 1 else values for name, values in batch.items()}
 
-    @property
+    @cached_property
     def batch_size(self) -> int:
         """Batch size of forward passes without training."""
         if not self.vocabulary:
@@ -181,8 +220,20 @@ class Data:
 
 
 def read_data(folder: Path, config: TaskConfig, *, later: bool = False) -> Data:
-    """The files of a task as tokens of the model in `folder`; `later`: those of the training rows at their first use. Raises
-    UserErrors E2xx."""
+    """The files of a task as tokens of the model in `folder`; `later`: those of the training rows at their first use. What a
+    process read last is held, and given again while these files and the model's are unchanged. Raises UserErrors E2xx."""
+    data = _read(folder, config, later=later)
+    # what is held may be of a call that left them for later
+    return data if later else replace(data, training=data.train)
+
+
+def _files_read(folder: Path, config: TaskConfig) -> list[Path]:
+    """The files that decide what `read_data` gives."""
+    return [config.train, config.validation, *sorted(folder.glob("*"))]
+
+
+@kept_by_files(_files_read, most=1)  # two would be two large copies
+def _read(folder: Path, config: TaskConfig, *, later: bool) -> Data:
     kind, model = kind_of(config.kind), config_of(folder)
     tokenizer = task_tokenizer(folder, kind)
     if kind.generates:
@@ -190,7 +241,7 @@ def read_data(folder: Path, config: TaskConfig, *, later: bool = False) -> Data:
     task = read_task(config)
     kind, splits = kind_for(config, task.label_names), ((task.train, config.train), (task.validation, config.validation))
     *train, validation = _all_tokenized(tokenizer, folder, splits[later:], config, kind)
-    training = partial(tokenized, folder, task.train, config, config.train, kind) if later else train[0]
+    training = TextRows(folder, task.train, config, config.train, kind) if later else train[0]
     pad_id = padding_id(model, folder)
     if config.decode is not None:
         validation = _with_items(validation, task.validation, config, config.validation, model)
@@ -258,6 +309,7 @@ def _token_rows(tokenizer, folder: Path, split: Split, config: TaskConfig, path:
         tokens = with_decoder_inputs(tokens, labels, start_id(model, padding_id(model, folder)))
     elif (end := end_id(folder)) is not None:
         check_ends(tokenizer, tokens, split, end, path)
+    labels.flags.writeable = False  # stages share them
     return TokenRows(tokens, labels, kind.with_texts(kind, tokenizer, split))
 
 

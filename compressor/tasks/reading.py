@@ -16,8 +16,9 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+from compressor.digests import kept_by_files
 from compressor.errors import UserError, UserErrors
-from compressor.tasks import PACKED, PARQUET, TABLES, Subset, TaskConfig, ending
+from compressor.tasks import PACKED, PARQUET, TABLES, Subset, TaskConfig, data_files, ending
 from compressor.tasks.decoding.prompt_items import check_references
 from compressor.tasks.listing import listed, repeated, require_distinct
 from compressor.tasks.rows import Split
@@ -48,9 +49,12 @@ class TaskData:
     label_names: list[str]
 
 
-def check_data(task: TaskConfig) -> None:
-    """Read every file and raise UserErrors (E2xx) with all faults in them, E217 and E218 for a metric that does not fit."""
-    _read(task, task.tests)
+@kept_by_files(data_files)
+def check_data(task: TaskConfig) -> tuple[list[str], int]:
+    """Read every file and raise UserErrors (E2xx) with all faults in them, E217 and E218 for a metric that does not fit; the
+    label names, and the number of training rows. A process reads unchanged files once."""
+    data = _read(task, task.tests)
+    return data.label_names, len(data.train)
 
 
 def read_task(task: TaskConfig) -> TaskData:
@@ -108,11 +112,11 @@ def _split(path: Path, rows: CheckedRows, names: list[str], task: TaskConfig) ->
 def _drawn(train: Split, subset: Subset, names: list[str], path: Path, kind: TaskKind) -> Split:
     """The rows that `subset` samples. Raises UserError E211 when they lack what training needs."""
     rows = subset.sample(len(train))
-    labels = [train.labels[row] for row in rows]
-    if missing := kind.lacks(labels, names):
+    drawn = train.at(rows)
+    if missing := kind.lacks(drawn.labels, names):
         what = f"the subset of {len(rows)} of {len(train)} rows (seed {subset.seed}) holds {missing}"
         raise UserError("E211", what, "Raise subset.share, take another subset.seed, or add such rows", str(path))
-    return Split([train.texts[row] for row in rows], labels, [train.lines[row] for row in rows])
+    return drawn
 
 
 def _checked_columns(path: Path, task: TaskConfig) -> CheckedRows:
@@ -221,6 +225,7 @@ def rows_in(path: Path, header: bool = True, *, skip_broken: bool = False) -> It
     return _bounded(rows, path)
 
 
+@kept_by_files(lambda path, task: (path,))
 def skipped_lines(path: Path, task: TaskConfig) -> list[int]:
     """The lines of the rows in a file of the task that its `broken_rows: skip` leaves out. Raises as `read_rows`."""
     if task.broken_rows is None or ending(path) not in TABLES:

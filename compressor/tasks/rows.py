@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,11 @@ class Split:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def at(self, chosen: Iterable[int]) -> Split:
+        """The rows of these numbers."""
+        rows = list(chosen)
+        return Split(*([column[row] for row in rows] for column in (self.texts, self.labels, self.lines)))
+
 
 def spaced(texts: Row) -> Row:
     """The texts of a row with single spaces, to compare rows by: a cell may end in a space, a line of a .txt file does not."""
@@ -37,14 +42,23 @@ def spaced(texts: Row) -> Row:
 def read_by(tokenizer: Any) -> Callable[[Row], Row]:
     """The function that gives the texts of a row as a fast tokenizer's normalizer writes them, `spaced`: rows that an uncased
     model reads alike are equal by it."""
-    if (normalizer := tokenizer.backend_tokenizer.normalizer) is None:
-        return spaced
+    normalizer = tokenizer.backend_tokenizer.normalizer
+    return spaced if normalizer is None else _Normalized(normalizer.__getstate__(), normalizer)
 
-    def normalized(text: Any) -> Any:
-        return normalizer.normalize_str(text) if isinstance(text, str) else tuple(map(normalized, text))
 
-    # spaced before, too: some normalizers write spaces as other characters
-    return lambda texts: spaced(normalized(spaced(texts)))
+@dataclass(frozen=True)
+class _Normalized:
+    """The function of `read_by`. Those of equal normalizers are equal: `state` is what a normalizer is stored as."""
+
+    state: bytes
+    normalizer: Any = field(compare=False)
+
+    def __call__(self, texts: Row) -> Row:
+        # spaced before, too: some normalizers write spaces as other characters
+        return spaced(self._normalized(spaced(texts)))
+
+    def _normalized(self, text: Any) -> Any:
+        return self.normalizer.normalize_str(text) if isinstance(text, str) else tuple(map(self._normalized, text))
 
 
 def require_lengths(lengths: Sequence[int], most: int, split: Split, path: Path, what: str, advice: str) -> None:

@@ -25,7 +25,7 @@ from compressor.cost import shape_of
 from compressor.deltas.sources import FixedMasks, Masked, Scores
 from compressor.models.build import head_names, weightless_model
 from compressor.tasks import TaskConfig
-from compressor.tasks.reading import read_task
+from compressor.tasks.reading import check_data
 from compressor.tasks.task_kind import kind_of
 from compressor.training.training_rows import TrainingRows
 
@@ -183,8 +183,7 @@ def start_plan(base_folder: Path, tasks: Mapping[str, TaskConfig]) -> Plan:
     """`Plan.start` for many tasks: every head is stored, and each row uses one of them."""
 
     models = {
-        name: weightless_model(base_folder, read_task(task).label_names, kind_of(task.kind).auto_class)
-        for name, task in tasks.items()
+        name: weightless_model(base_folder, check_data(task)[0], kind_of(task.kind).auto_class) for name, task in tasks.items()
     }
     head_macs = max(shape_of(model).head_macs for model in models.values())
     model = join_heads(models.items())

@@ -278,5 +278,6 @@ def starting_model(inputs: Inputs, data: Data | TaskData) -> nn.Module:
 def with_start(model: nn.Module, task: TaskConfig, data: Data | TaskData) -> nn.Module:
     """The model with its head initialized for the task's kind, unless the base came with a head for this task."""
     if compression_of(model).head_origin != "kept":
-        kind_of(task.kind).start(model, data.train.labels)
+        # a select tokenizes only the rows that it draws
+        kind_of(task.kind).start(model, (data.training if isinstance(data, Data) else data.train).labels)
     return model

@@ -1,6 +1,7 @@
 """Random variants of texts."""
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -8,8 +9,11 @@ from hypothesis import strategies as st
 from tokenizers import normalizers
 
 from compressor.models.special_tokens import tokenizer_of
+from compressor.tasks import TaskConfig
 from compressor.tasks.augmentation import CHANGES, continued, mixed, part, pieces, shortened, variants
-from compressor.tasks.rows import read_by, spaced
+from compressor.tasks.reading import read_task
+from compressor.tasks.rows import Split, read_by, spaced
+from compressor.tasks.texts import new_texts
 from tests.tiny import write_tokenizer
 
 ROWS = [("the film was good and very long",), ("a plot that nobody needs",), ("fine",), ("  two   words ",)]
@@ -47,6 +51,35 @@ def test_a_row_that_an_uncased_tokenizer_reads_alike_is_no_variant(tmp_path):
     made = {alike(row) for row in variants([("good film",), ("Plot",)], 50, seed=0, known={("FILM",), ("Good",)}, alike=alike)}
     assert made and not made & {("film",), ("good",), ("plot",)}
     assert len(made) == len([*variants([("good film",), ("Plot",)], 50, seed=0, known={("FILM",), ("Good",)}, alike=alike)])
+
+
+def test_texts_are_compared_once_for_all_who_ask(tmp_path):
+    """The check before a run, the stage and a sweep's trials: a normalizer takes as long as a tokenizer."""
+    write_tokenizer(tmp_path, "bert")
+    tokenizer, calls = tokenizer_of(tmp_path), []
+    tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()
+
+    class Counted(type(read_by(tokenizer))):
+        def __call__(self, texts):
+            calls.append(texts)
+            return super().__call__(texts)
+
+    def new(*texts: str) -> list:
+        file, alike = Split([(text,) for text in texts], [0] * len(texts), range(len(texts))), read_by(tokenizer)
+        return new_texts(file, config, data, config.train, Counted(alike.state, alike.normalizer)).texts
+
+    (tmp_path / "a.tsv").write_text("text\tlabel\ngood film\tno\ndull\tyes\n")
+    config = TaskConfig(train=tmp_path / "a.tsv", validation=tmp_path / "a.tsv")
+    data = read_task(config)
+    assert (
+        new("Good  film", "Plot", "a plot", "plot") == new("Good  film", "Plot", "a plot", "plot") == [("Plot",), ("a plot",)]
+    )
+    assert len(calls) == 2 + 4, "each text of the task and of the file once"
+    assert new("Good  film", "Plot", "a plots", "plot") == [("Plot",), ("a plots",)] and len(calls) == 12
+    tokenizer.backend_tokenizer.normalizer = normalizers.Replace("o", "0")
+    assert new("Good  film", "Plot", "a plots", "plot")[0] == ("Good  film",) and len(calls) == 18
+    data = replace(data, train=replace(data.train, texts=[("Plot",), ("dull",)]))
+    assert new("Good  film", "Plot", "a plots", "plot") == [("Good  film",), ("a plots",), ("plot",)]
 
 
 def test_one_text_of_a_pair_changes_and_stays_in_its_column():

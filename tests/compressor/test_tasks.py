@@ -8,6 +8,7 @@ import re
 import socket
 import weakref
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,12 +20,14 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
 
+from compressor import digests
 from compressor.errors import UserError, UserErrors
 from compressor.models.architectures import row_of
 from compressor.tasks import TaskConfig, features, reading
 from compressor.tasks import data as data_file
 from compressor.tasks.data import Data, TokenRows, read_data, tensor_batches
 from compressor.tasks.features import batches, check_ends, pad, predict, targets_of, tokenize, tokens_of
+from compressor.tasks.kinds.spans import MARKS
 from compressor.tasks.metrics import accuracy, difference_interval, interval, matthews
 from compressor.tasks.predictions import IGNORED
 from compressor.tasks.reading import read_rows, read_task
@@ -34,7 +37,7 @@ from compressor.tasks.task_kind import kind_of
 from pipelines.stages.loading import judge_rows, load_data
 from pipelines.stages.trainings import quality_on_validation
 from tests.compressor.conftest import tiny
-from tests.tiny import write_model, write_tokenizer
+from tests.tiny import WRITERS, write_model, write_tokenizer
 
 GOOD = "sentence\tlabel\nbad film\tno\ngood film\tyes\n"
 
@@ -106,7 +109,7 @@ def test_mistakes_have_a_code_and_a_place(tmp_path, code, train, options):
 def test_many_classes_are_taken_where_each_has_rows(tmp_path):
     rows = "sentence\tlabel\n" + "".join(f"film {n}\tintent {n % 300}\n" for n in range(1500))
     assert len(read_task(task(tmp_path, rows, rows)).label_names) == 300
-    with pytest.raises(UserError, match="E208 .*300 distinct labels in 1499 rows. At most 200 classes with fewer than 5 rows"):
+    with pytest.raises(UserError, match=r"E208 .*300 distinct labels in 1499 rows\. At most 200 classes with fewer"):
         read_task(task(tmp_path, rows[: rows.rindex("film")], rows))
 
 
@@ -397,6 +400,71 @@ def test_training_rows_are_tokenized_only_where_they_are_used(tmp_path, monkeypa
     whole = read_data(folder, config)
     assert data.train.tokens == whole.train.tokens and np.array_equal(data.train.labels, whole.train.labels)
     assert data.train is data.train and read == ["validation", "train", "validation", "train"]
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_few_drawn_rows_are_those_of_all_with_no_other_tokenized(tmp_path, monkeypatch, kind):
+    """A selection on 512 of 500,000 rows need not tokenize the others."""
+    generates = {"generation": "AutoModelForCausalLM", "text2text": "AutoModelForSeq2SeqLM"}
+    types = {"generation": "gpt2", "text2text": "t5"}
+    folder = write_model(tmp_path / "model", types.get(kind, "bert"), auto=generates.get(kind, "AutoModel"))
+    keys = WRITERS[kind](tmp_path, rows=12)
+    config = TaskConfig(**{**keys, **{key: tmp_path / keys[key] for key in ("train", "validation")}})
+    whole, data, counts = read_data(folder, config), read_data(folder, config, later=True), []
+    token_rows = data_file._token_rows
+    monkeypatch.setattr(data_file, "_token_rows", lambda *given: counts.append(len(given[2])) or token_rows(*given))
+    few, same = data.draw(5, seed=3), whole.train.draw(5, seed=3)
+    assert counts == [5] and few.tokens == same.tokens
+
+    def learned(rows) -> list:
+        """What a loss takes; the labels of spans also say which row they are of."""
+        of = np.where(rows.labels == IGNORED, IGNORED, rows.labels % MARKS) if kind == "spans" else rows.labels
+        each = tensor_batches(replace(rows, labels=of), data.pad_id, 2)
+        return [({key: value.tolist() for key, value in inputs.items()}, labels.tolist()) for inputs, labels in each]
+
+    assert learned(few) == learned(same) and len(learned(few)) == 3
+    assert data.draw(12, seed=3).tokens == whole.train.draw(12, seed=3).tokens == data.draw(99, seed=3).tokens
+    assert counts == [5, 12], "all of them are held"
+
+
+def test_stages_after_each_other_share_the_tokens_of_unchanged_files(tmp_path, monkeypatch):
+    """And the trials of a sweep; one that is changed is read again, as is all for another task, which takes its place."""
+    folder, config, read = write_model(tmp_path / "model"), task(tmp_path), []
+    token_rows = data_file._token_rows
+    monkeypatch.setattr(data_file, "_token_rows", lambda *given: read.append(given[4].stem) or token_rows(*given))
+    assert read_data(folder, config) is not read_data(folder, config), "just written: it may change within a clock's tick"
+    monkeypatch.setattr(digests, "SETTLED_NS", -1)
+    read.clear()
+    data = read_data(folder, config, later=True)
+    assert read_data(folder, config, later=True) is data and read == ["validation"]
+    assert read_data(folder, config).train is data.train is read_data(folder, config, later=True).train
+    assert read == ["validation", "train"]
+    with pytest.raises(ValueError, match="read-only"):
+        data.train.labels[0] = 1
+    read_data(folder, config.model_copy(update={"max_length": 4}), later=True)
+    assert read_data(folder, config, later=True) is not data and read == ["validation", "train", "validation", "validation"]
+    config.train.write_text(GOOD.replace("bad film", "a plot"))
+    assert read_data(folder, config).train.tokens != data.train.tokens
+    config.validation.write_text("sentence\n")
+    with pytest.raises(UserErrors, match="E204"):
+        read_data(folder, config, later=True)
+    config.validation.write_bytes(GOOD.encode())
+    known = read_data(folder, config, later=True)
+    assert read_data(folder, config, later=True) is known
+    (folder / "tokenizer.json").write_text((folder / "tokenizer.json").read_text() + "\n")
+    assert read_data(folder, config, later=True) is not known
+
+
+def test_the_rows_are_looked_through_once_for_the_batch_size_of_a_generation():
+    class Counted(list):
+        def __iter__(self):
+            passes.append(len(self))
+            return super().__iter__()
+
+    passes, kind = [], kind_of("generation")
+    rows = TokenRows(Counted([{"input_ids": [1] * 2048}]), np.zeros((1, 2048), dtype=np.int64), kind)
+    data = Data(rows, TokenRows([], rows.labels[:0], kind), [], 0, vocabulary=512)
+    assert data.batch_size == data.batch_size == 16 and passes == [1]
 
 
 def test_the_number_of_a_token_is_held_once_for_all_rows():

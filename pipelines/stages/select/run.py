@@ -96,10 +96,10 @@ def _by_gradients(config: SelectConfig, inputs: Inputs, workspace: Workspace) ->
     """Scores by the task's gradients, on the model as the next stage will train it: tuned so far, with its head."""
     data = load_data(inputs)
     model, matrices = start(config, inputs, data)
-    wanted = config.samples or min(DEFAULT_SAMPLES, len(data.train))
+    wanted = config.samples or min(DEFAULT_SAMPLES, len(data.training))
     # more than there are: batches as in a training, which repeats the rows in another order
-    again = wanted > len(data.train)
-    rows = data.train.repeated(wanted, inputs.seed) if again else data.train.draw(wanted, inputs.seed)
+    again = wanted > len(data.training)
+    rows = data.train.repeated(wanted, inputs.seed) if again else data.draw(wanted, inputs.seed)
     size = config.gradient_rows
     heuristic = Heuristic(**{key: getattr(config, key) for key in OF_HEURISTIC if getattr(config, key) is not None})
     with workspace.progress(f"scoring by {config.score}", len(rows)) as bar, accelerated(model) as device:
@@ -111,7 +111,7 @@ def _by_gradients(config: SelectConfig, inputs: Inputs, workspace: Workspace) ->
             batch_size=size,
             settings=GradientSettings(config.mode == "train", config.clip),
             heuristic=heuristic,
-            kind=data.kind,
+            kind=rows.kind,
             on_batch=bar.advance,
         )
     return model, matrices, {path: values.cpu() for path, values in scores.items()}
