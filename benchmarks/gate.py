@@ -183,7 +183,7 @@ def file_rows(folder: Path) -> Iterator[tuple[str, ...]]:
     for name, model in models.items():
         prover = Prover(name, model, data, Quiet(), threads)
         _ = prover.reference
-        graph, rows = traced(model, data), calibration(ExportConfig(), data, 0)
+        graph, rows = traced(model, data), calibration(ExportConfig(runtime=["openvino"]), data, 0)
         with tempfile.TemporaryDirectory() as scratch:
             for number, fault in enumerate((None, *FAULTS)):
                 made = graph if fault is None else spoiled(graph, fault)

@@ -66,7 +66,7 @@ class Figures:
 
 def files_of(model, data: Data, folder: Path) -> dict[str, Path]:
     """Every contender's file."""
-    graph, rows = traced(model, data), calibration(ExportConfig(), data, seed=0)
+    graph, rows = traced(model, data), calibration(ExportConfig(runtime=["openvino"]), data, seed=0)
     plain_files = write_onnx(graph, folder, precisions=["fp32", "int8"], fuse=can_fuse(model))
     files = {FIRST: plain_files["fp32"], "ONNX dynamic int8": plain_files["int8"]}
     for number, (name, operators) in enumerate(STATIC.items()):

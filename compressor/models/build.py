@@ -72,7 +72,7 @@ def build(folder: Path, label_names: list[str], seed: int = 0, auto_class: str =
 def _own_labels(folder: Path, architecture: str) -> list[str] | None:
     """The labels of the task head that `folder` holds; None for one of another architecture."""
     config = config_of(folder)
-    return [*config.id2label.values()] if config.architectures == [architecture] else None
+    return [config.id2label[number] for number in sorted(config.id2label)] if config.architectures == [architecture] else None
 
 
 HEAD_ORIGINS = {

@@ -314,7 +314,7 @@ def _kind(table: DataTable, label: DataColumn) -> tuple[str, str]:
         more = "; if they are grades, say --kind regression" if label.numbers and count > 3 else ""
         return "classification", f"'{label.name}' holds {count} different labels: {label.sample()}{more}"
     what = f"column '{label.name}' holds {count} different texts: no classes, and no numbers"
-    fix = "Name another --label, or say --kind generation if the model is to write these texts"
+    fix = "Name another --label, or say --kind generation if the model is to write these texts, --kind classification if not"
     raise UserError("E131", what, fix, str(table.path))
 
 

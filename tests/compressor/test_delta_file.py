@@ -279,7 +279,7 @@ def test_tasks_of_other_class_counts(tmp_path):
 
 def test_what_was_loaded_before_answers_no_delta_without_a_head_that_the_base_s_own_is_for(tmp_path):
     own = ["no", "yes"]
-    names = {"id2label": dict(enumerate(own)), "label2id": {"no": 0, "yes": 1}}
+    names = {"id2label": {1: "yes", 0: "no"}, "label2id": {"no": 0, "yes": 1}}
     found = resolve(str(write_model(tmp_path / "base", auto="AutoModelForSequenceClassification", **names)))
     facts = {"base": found.reference, "base_sha256": found.sha256}
 
