@@ -95,7 +95,8 @@ def choose_candidate(
         waiting.remove(fastest)
         seen[fastest.path] = fastest = judged(fastest)
         if fastest.within:
-            if fastest.precision == "fp32" and not all(trial.within for trial in seen.values()):
+            narrower = [trial.within for trial in seen.values() if trial.precision != "fp32"]
+            if fastest.precision == "fp32" and narrower and not any(narrower):
                 seen[fastest.path] = fastest = replace(fastest, verdict=f"the last resort: {fastest.verdict}")
             for trial in waiting:  # those that were evaluated keep their places
                 slower = "within the budget, slower" if trial.path in seen else "slower"

@@ -81,6 +81,11 @@ def test_fp32_is_kept_where_it_is_the_fastest():
     assert (kept.runtime, kept.precision, kept.verdict) == ("a", "fp32", "the same function as PyTorch")
 
 
+def test_fp32_is_no_last_resort_where_a_slower_file_with_spared_matrices_is_within():
+    kept, _ = searched({"fp32": 4, ("a", 0): 1, ("a", 1): 9}, {("a", 0): 0.02, ("a", 1): 0.0})
+    assert (kept.precision, kept.verdict) == ("fp32", "the same function as PyTorch")
+
+
 def test_matrices_are_spared_before_a_precision_is_given_up():
     speeds = {"fp32": 9, ("a", 0): 1, ("a", 4): 5}
     kept, tried = search(speeds, {("a", 0): 0.02, ("a", 1): 0.02, ("a", 2): 0.006, ("a", 4): 0.005})
