@@ -135,7 +135,12 @@ def waiting(what: str) -> Iterator[None]:
     console = PlainConsole(stderr=True, force_terminal=True)
     live = progress.Progress(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False)
     live.add_task(printable(what), total=None)
-    after = threading.Timer(MOMENT, live.start)
+
+    def start() -> None:
+        live.start()
+        console.show_cursor(True)  # a signal that ends the process here runs nothing behind it
+
+    after = threading.Timer(MOMENT, start)
     after.daemon = True
     after.start()
     try:

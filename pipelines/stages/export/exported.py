@@ -245,7 +245,7 @@ def calibration(config: ExportConfig, data: Data, seed: int) -> list[dict[str, n
     where none is written: the training rows are tokenized for them."""
     if not config.calibrates:
         return []
-    drawn = data.train.draw(config.calibration_rows or CALIBRATION_ROWS, seed).tokens
+    drawn = data.draw(config.calibration_rows or CALIBRATION_ROWS, seed).tokens
     starts = range(0, len(drawn), CALIBRATION_BATCH)
     return [pad(drawn[start : start + CALIBRATION_BATCH], data.pad_id) for start in starts]
 

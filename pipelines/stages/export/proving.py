@@ -80,7 +80,7 @@ class Prover:
         """Training rows for the checks that need no labels, where there are few validation rows."""
         missing = LEAST_UNLABELLED_ROWS - len(self.rows)
         # with logits over a vocabulary, one row has hundreds of predictions
-        return self.data.train.draw(missing, self.seed) if missing > 0 and not self.data.kind.generates else None
+        return self.data.draw(missing, self.seed) if missing > 0 and not self.data.kind.generates else None
 
     @cached_property
     def reference(self) -> Outputs:
@@ -151,7 +151,7 @@ class Prover:
     def ranking(self, graph: onnx.ModelProto, *, static: bool) -> list[str]:
         """The matrices of the model's graph, the most sensitive to int8 first; measured once, on training rows."""
         if static not in self.rankings:
-            rows = self.data.train.draw(RANKING_ROWS, self.seed)
+            rows = self.data.draw(RANKING_ROWS, self.seed)
             how = {"rows": rows.tokens, "pad_id": self.data.pad_id, "labels": rows.labels, "batch_size": RANKING_BATCH}
             names = matrices(graph)
             with self.workspace.progress("sensitivity of each matrix", len(names)) as bar:
