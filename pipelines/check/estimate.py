@@ -3,8 +3,8 @@
 The rules give the order of magnitude:
 
 - a training step costs a forward pass and as much again to carry gradients back, and once more where the base's own weights
-  are trained; one pass of the dense model over the training rows if it is the teacher (where few are read over the batches
-  of these), or as many as the training where its outputs are not stored (hidden states, scores of a vocabulary);
+  are trained; one pass of the dense model over the training rows if it is the teacher (over those that are read, where
+  they are few), or as many as the training where its outputs are not stored (hidden states, scores of a vocabulary);
 - scoring by gradients costs three forward passes a row, and every exported file computes all validation rows; work not
   measured in FLOPs (robust PCA, tracing, a server, a latency table) counts as a number of seconds. Each stage's row has its
   rule;

@@ -184,7 +184,7 @@ def _learned(config: TrainingConfig, rows: dict[str, Any]) -> tuple[int, int]:
 
 def few_of_teacher(config: TrainingConfig, rows: int) -> int | None:
     """How many rows a training takes where they are few (FEW) of a teacher's `rows`, which then computes these alone. None
-    where it takes more, and the teacher computes every row."""
+    where it takes more, and the teacher computes every row. Steps are counted as by `Schedule.steps`."""
     steps = math.ceil(math.ceil(rows / config.step_size) * config.epochs) if config.steps is None else config.steps
     taken = steps * config.step_size
     return taken if taken <= FEW * rows else None
